@@ -1,0 +1,94 @@
+"""The GPT-2 family and any other causal language model, built from a configuration: no weights are ever downloaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .units import UserError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+# layers, width, heads: the released configurations of Radford et al. (2019); vocabulary 50257, 1024 positions
+GPT2_SIZES = {
+    "gpt2": (12, 768, 12),
+    "gpt2-medium": (24, 1024, 16),
+    "gpt2-large": (36, 1280, 20),
+    "gpt2-xl": (48, 1600, 25),
+}
+
+
+def config(name: str, **changes: Any) -> PreTrainedConfig:
+    """The configuration of `name`: a GPT-2 size, a folder with a Hugging Face ``config.json``, or a hub name.
+
+    `changes` overwrite its fields (``n_layer=2``). Raises `UserError` when there is no such model, or it is not a
+    causal language model.
+    """
+    if name in GPT2_SIZES:
+        from transformers import GPT2Config
+
+        layers, width, heads = GPT2_SIZES[name]
+        return GPT2Config(**{"n_layer": layers, "n_embd": width, "n_head": heads, **changes})
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    folder = Path(name)
+    if folder.is_dir():
+        file = folder / "config.json"
+        if not file.is_file():
+            raise UserError(f"{name}: the folder has no config.json")
+        try:
+            json.loads(file.read_text())
+        except (OSError, ValueError) as error:
+            raise UserError(f"{file}: not readable as JSON ({error})") from error
+    elif name.count("/") != 1 or name.startswith((".", "/")):
+        raise UserError(f"unknown model {name!r}: give {', '.join(GPT2_SIZES)}, a folder with config.json or a hub name")
+    try:
+        found = AutoConfig.from_pretrained(name, **changes)
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError and its own kinds here
+        reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
+        raise UserError(f"{name}: no usable configuration ({reason})") from error
+    if type(found) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UserError(f"{name}: {type(found).__name__} is not the configuration of a causal language model")
+    return found
+
+
+def positions(configuration: PreTrainedConfig) -> int | None:
+    """How many tokens the model's position table holds; None where there is no such limit in the configuration."""
+    return getattr(configuration, "max_position_embeddings", None)
+
+
+def causal_lm(
+    configuration: PreTrainedConfig,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    attention: str = "sdpa",
+) -> PreTrainedModel:
+    """A causal language model with random weights, created on `device` in `dtype` (float32 unless given).
+
+    `attention` is ``"sdpa"`` or ``"eager"``. For GPT-2 this is ``GPT2LMHeadModel(config)``.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    kwargs: dict[str, Any] = {"dtype": dtype or torch.float32, "attn_implementation": attention}
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(configuration, **kwargs)
+
+
+def gpt2(name: str = "gpt2", *, attention: str = "eager", **changes: Any) -> PreTrainedModel:
+    """``GPT2LMHeadModel`` with random weights on the current default device, its cache switched off.
+
+    `name` is one of `GPT2_SIZES`; `changes` overwrite fields of the configuration (``n_layer=2``,
+    ``activation_function="gelu_pytorch_tanh"``).
+    """
+    import torch
+
+    if name not in GPT2_SIZES:
+        raise UserError(f"unknown GPT-2 size {name!r}: {', '.join(GPT2_SIZES)}")
+    configuration = config(name, use_cache=False, **changes)
+    return causal_lm(configuration, device=torch.get_default_device(), attention=attention)
