@@ -45,7 +45,9 @@ def config(name: str, **changes: Any) -> PreTrainedConfig:
         except (OSError, ValueError) as error:
             raise UserError(f"{file}: not readable as JSON ({error})") from error
     elif name.count("/") != 1 or name.startswith((".", "/")):
-        raise UserError(f"unknown model {name!r}: give {', '.join(GPT2_SIZES)}, a folder with config.json or a hub name")
+        raise UserError(
+            f"unknown model {name!r}: give {', '.join(GPT2_SIZES)}, a folder with config.json or a hub name"
+        )
     try:
         found = AutoConfig.from_pretrained(name, **changes)
     except Exception as error:  # transformers raises OSError, ValueError, KeyError and its own kinds here

@@ -60,7 +60,11 @@ class Recipe:
                 raise UserError(f"{name} must be a whole number of at least {least}, not {value!r}")
         if not isinstance(recipe.model, str) or not recipe.model:
             raise UserError(f"model must be a name or a folder, not {recipe.model!r}")
-        if isinstance(recipe.dropout, bool) or not isinstance(recipe.dropout, (int, float)) or not 0 <= recipe.dropout < 1:
+        if (
+            isinstance(recipe.dropout, bool)
+            or not isinstance(recipe.dropout, (int, float))
+            or not 0 <= recipe.dropout < 1
+        ):
             raise UserError(f"dropout must lie in [0, 1), not {recipe.dropout!r}")
         return recipe
 
@@ -230,5 +234,7 @@ def chunked_loss(model: torch.nn.Module, tokens: torch.Tensor, chunks: int = LOS
         return torch.nn.functional.cross_entropy(head(h).float(), y, reduction="sum")
 
     h, y = hidden[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
-    parts = [checkpoint(part, *pair, use_reentrant=False) for pair in zip(h.chunk(chunks), y.chunk(chunks), strict=True)]
+    parts = [
+        checkpoint(part, *pair, use_reentrant=False) for pair in zip(h.chunk(chunks), y.chunk(chunks), strict=True)
+    ]
     return torch.stack(parts).sum() / y.numel()

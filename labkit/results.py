@@ -1,4 +1,4 @@
-"""Results as data: `Report` (what one experiment used and how long it took) and `Ledger` (JSON lines that survive a kill).
+"""Results as data: `Report` (what one experiment used, how long it took) and `Ledger` (JSON lines that survive a kill).
 
 Every class here is a frozen dataclass of plain values, so a report travels through JSON, a pickle or a process
 boundary unchanged. Nothing here imports torch.
@@ -12,7 +12,7 @@ import os
 import types
 import typing
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -274,6 +274,16 @@ class Ledger:
         import pandas
 
         return pandas.json_normalize(self.rows())
+
+
+listeners: list[Callable[[Report], None]] = []  # the open lesson's ledger, while a lesson is open
+
+
+def publish(report: Report) -> Report:
+    """Hand a finished report to the open lesson (if any) and return it."""
+    for listener in list(listeners):
+        listener(report)
+    return report
 
 
 def to_rows(reports: Iterable[Report]) -> list[dict[str, Any]]:

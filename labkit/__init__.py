@@ -1,0 +1,50 @@
+"""labkit: times, measures, predicts and draws what a training step does to a small GPU.
+
+Everything is reached as ``import labkit as lab`` and loads on first use, so that importing costs milliseconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_MODULES = (
+    "checks",
+    "course",
+    "data",
+    "machine",
+    "memory",
+    "models",
+    "plots",
+    "recipes",
+    "report",
+    "results",
+    "timing",
+    "units",
+)
+_NAMES = {
+    "measure": "measuring", "sweep": "measuring", "largest": "measuring",
+    "budget": "machine", "device": "machine", "default_budget": "machine",
+    "Recipe": "recipes",
+    "Report": "results", "Ledger": "results", "Peaks": "results", "Timing": "results",
+    "time_step": "timing",
+    "UserError": "units", "parse_size": "units", "show_bytes": "units", "show_seconds": "units",
+    "begin": "lesson", "finish": "lesson", "claim": "lesson", "settle": "lesson", "claims": "lesson",
+    "guess": "guesses", "answer": "guesses",
+}  # fmt: skip
+
+__all__ = sorted([*_MODULES, *_NAMES])
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        return getattr(importlib.import_module(f".{_NAMES[name]}", __name__), name)
+    if name in _MODULES:
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module 'labkit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
