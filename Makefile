@@ -1,0 +1,59 @@
+# `make help` lists the targets. Two variables:
+#   PYTHON=python3.12          the Python that .venv is made with (3.10 or newer)
+#   TORCH_INDEX=URL            take torch from another wheel index, for a driver too old for the default CUDA version
+#                              (for example https://download.pytorch.org/whl/cu126); `labkit doctor` says when
+PYTHON ?= python3
+TORCH_INDEX ?=
+LESSONS ?=
+WORKERS ?= 2
+
+VENV := .venv/bin
+# a Python asked for by name rebuilds .venv when it is another one; the default never throws an environment away
+RECREATE := $(if $(filter command,$(origin PYTHON)),--recreate)
+.DEFAULT_GOAL := help
+.PHONY: help setup course lab test test-fast test-gpu lint notebooks solutions bench-memory lock clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
+
+setup: ## make .venv from requirements.lock; once, and nothing when nothing changed
+	@"$(PYTHON)" tools/setup.py $(RECREATE) $(if $(TORCH_INDEX),--torch-index "$(TORCH_INDEX)")
+
+course: setup ## run every lesson headless on this machine, print the table, write the report (LESSONS="00 01" for some)
+	@$(VENV)/labkit run $(LESSONS)
+
+lab: setup ## copy notebooks/ to work/ once and open JupyterLab there
+	@$(VENV)/python tools/workdir.py
+	@cd work && ../$(VENV)/jupyter lab
+
+test: setup lint ## everything that CI runs
+	$(VENV)/python -m pytest -n $(WORKERS) -m "not gpu" tests
+	$(VENV)/python -m pytest -n $(WORKERS) --nbmake --nbmake-timeout=600 notebooks
+
+test-fast: setup ## the quick tests, under 3 minutes
+	$(VENV)/python -m pytest -n $(WORKERS) -m "not gpu and not slow" tests
+
+test-gpu: setup ## the tests that need a card, and every notebook on it
+	$(VENV)/python -m pytest -m gpu tests
+	$(VENV)/python -m pytest --nbmake --nbmake-timeout=1200 notebooks
+
+lint: setup ## ruff (style and format) and mypy (types)
+	$(VENV)/ruff check .
+	$(VENV)/ruff format --check .
+	$(VENV)/mypy
+
+notebooks: setup ## make notebooks/ from lessons/
+	@$(VENV)/python -m labkit.notebooks
+
+solutions: setup ## make and run the solved notebooks
+	@$(VENV)/python -m labkit.notebooks --solutions
+
+bench-memory: setup ## prediction against measurement, as tables
+	@$(VENV)/python bench/memory.py
+
+lock: ## resolve requirements.lock again from pyproject.toml (needs uv)
+	@"$(PYTHON)" tools/lock.py
+
+clean: ## remove caches and build leftovers; .venv, work/, runs/ and data/ stay
+	@rm -rf .pytest_cache .ruff_cache .mypy_cache build *.egg-info
+	@find labkit tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

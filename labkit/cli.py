@@ -1,0 +1,157 @@
+"""The `labkit` command. Each command is a thin wrapper: it imports what it needs when it runs, so that help is instant.
+
+Exit codes: 0 done; 1 a blocker (doctor), a failed lesson (run); 2 the user's mistake, said in one line on standard
+error; 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .units import UserError
+
+app = typer.Typer(
+    name="labkit",
+    help="Make GPT-2-class models fit a small GPU: check the machine, run the lessons, predict memory.",
+    invoke_without_command=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit: the entry point of the `labkit` script."""
+    try:
+        code = app(arguments, prog_name="labkit", standalone_mode=False)
+    except UserError as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:  # `labkit predict ... | head` has read enough
+        sys.stderr.close()
+        sys.exit(0)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # what typer raises for a wrong option or a missing argument
+            raise
+        _fail(f"{error.format_message().rstrip('.')} (labkit {_command_of(error)}--help)")
+    if code == 130:
+        print("\nlabkit: interrupted", file=sys.stderr)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str) -> None:
+    print(f"labkit: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _command_of(error: Any) -> str:
+    path = getattr(getattr(error, "ctx", None), "command_path", "").split()
+    return "".join(f"{word} " for word in path[1:])
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from . import __version__
+
+        print(f"labkit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+JSON = typer.Option("--json", help="Print JSON instead of text.")
+
+
+@app.command()
+def doctor(as_json: Annotated[bool, JSON] = False) -> None:
+    """What is right and wrong with this machine, and what to do about it. Exit code 1 when something blocks the course.
+
+    Example: labkit doctor
+    """
+    from . import doctor as module
+
+    checks = module.examine()
+    print(module.to_json(checks) if as_json else module.to_text(checks))
+    raise typer.Exit(1 if any(check.status == "FAIL" for check in checks) else 0)
+
+
+@app.command()
+def fetch(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="What to fetch; all by default.")] = None,
+    listing: Annotated[bool, typer.Option("--list", help="Say what there is, and whether it is here.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Fetch again what is here already.")] = False,
+) -> None:
+    """Bring models into data/, checked against their sha256. What is there already needs no network.
+
+    Example: labkit fetch smollm2-135m
+    """
+    from . import fetch as module
+
+    if listing:
+        print(module.listing())
+        return
+    for path in module.fetch(names or None, force=force, say=print):
+        print(path)
+
+
+@app.command()
+def predict(
+    model: Annotated[
+        str | None, typer.Argument(help="gpt2, gpt2-medium, gpt2-large, gpt2-xl, a folder with config.json, a hub name.")
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Sequences in a micro-batch.")] = 8,
+    seq: Annotated[int, typer.Option(help="Tokens in a sequence.")] = 1024,
+    precision: Annotated[str, typer.Option(help="fp32, amp-fp16, amp-bf16 or bf16.")] = "fp32",
+    attention: Annotated[str, typer.Option(help="eager or sdpa.")] = "sdpa",
+    checkpoint: Annotated[int, typer.Option(help="0: none; N: every N blocks form one checkpointed segment.")] = 0,
+    optimizer: Annotated[
+        str, typer.Option(help="adamw, adamw-fused, adamw-forloop, sgd, sgd-momentum or adam8bit.")
+    ] = "adamw",
+    loss: Annotated[str, typer.Option(help="full or chunked.")] = "full",
+    activation: Annotated[str, typer.Option(help="gelu_new or gelu_pytorch_tanh.")] = "gelu_new",
+    accumulation: Annotated[int, typer.Option(help="Micro-batches in an optimizer step.")] = 1,
+    dropout: Annotated[float, typer.Option(help="Residual, embedding and attention dropout.")] = 0.1,
+    card: Annotated[str | None, typer.Option(help="The card to predict for, such as t4, rtx4090 or h200.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Cap on reserved memory, such as 8GiB; no cap by default.")] = None,
+    recipes: Annotated[
+        Path | None, typer.Option(help="Predict every recipe of this JSON-lines file (- reads standard input).")
+    ] = None,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """The GPU memory that a training step needs, without a GPU.
+
+    Example: labkit predict gpt2 --batch 8 --seq 1024 --precision amp-bf16 --card rtx4090 --budget 8GiB
+    """
+    from . import predicting
+
+    if recipes is not None:
+        if model is not None:
+            raise UserError("give a model or --recipes FILE, not both")
+        raise typer.Exit(predicting.file(recipes, card=card, budget=budget, as_json=as_json))
+    fields: dict[str, Any] = {
+        "model": model or "gpt2", "batch": batch, "seq": seq, "precision": precision, "attention": attention,
+        "checkpoint": checkpoint, "optimizer": optimizer, "loss": loss, "activation": activation,
+        "accumulation": accumulation, "dropout": dropout,
+    }  # fmt: skip
+    predicting.one(fields, card=card, budget=budget, as_json=as_json)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError):
+        main()
