@@ -173,16 +173,19 @@ def make_optimizer(name: str, parameters: Any, lr: float = 1e-4) -> torch.optim.
 
 
 def blocks(model: torch.nn.Module) -> torch.nn.ModuleList:
-    """The list of transformer blocks of a causal language model: its longest ``ModuleList``.
+    """The list of transformer blocks of a model: its longest ``ModuleList`` that lies in no other.
 
     Raises `UserError` when there is none.
     """
     import torch
 
-    lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m)]
+    lists: dict[str, torch.nn.ModuleList] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, torch.nn.ModuleList) and len(module) and not any(path.startswith(f"{p}.") for p in lists):
+            lists[path] = module
     if not lists:
         raise UserError(f"{type(model).__name__} has no list of blocks to checkpoint")
-    return max(lists, key=len)
+    return max(lists.values(), key=len)
 
 
 def checkpoint_segments(model: torch.nn.Module, every: int) -> torch.nn.Module:

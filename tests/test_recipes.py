@@ -1,0 +1,134 @@
+import pytest
+import torch
+
+from labkit import models
+from labkit.recipes import CHOICES, Recipe, blocks, checkpoint_segments, chunked_loss, make_optimizer
+from labkit.units import UserError
+
+SMALL = {"n_layer": 4, "n_embd": 32, "n_head": 2, "vocab_size": 97, "n_positions": 64}
+
+
+def small(dropout=0.0, **changes):
+    torch.manual_seed(0)
+    dropouts = {name: dropout for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
+    return models.gpt2("gpt2", **{**SMALL, **dropouts, **changes}).train()
+
+
+def loss_and_gradients(model, loss):
+    loss.backward()
+    return loss.detach(), {n: p.grad.clone() for n, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"batch": 0}, "batch"), ({"seq": -1}, "seq"), ({"batch": 1.5}, "batch"), ({"batch": True}, "batch"), ({"checkpoint": -1}, "checkpoint"),
+        ({"precision": "fp64"}, "amp-bf16"), ({"optimizer": "adam"}, "adamw-fused"), ({"colour": 1}, "unknown field 'colour'"),
+        ({"dropout": 1.0}, "dropout"), ({"dropout": "a lot"}, "dropout"), ({"model": ""}, "model"), ({"model": 3}, "model"),
+        ({"attention": ["sdpa"]}, "attention"),
+    ],
+)  # fmt: skip
+def test_what_a_recipe_cannot_be(fields, word):
+    with pytest.raises(UserError, match=word):
+        Recipe.of(**fields)
+
+
+def test_defaults_are_those_of_the_vocabulary():
+    assert Recipe.of().to_dict() == {
+        "model": "gpt2", "batch": 8, "seq": 1024, "precision": "fp32", "attention": "sdpa", "checkpoint": 0,
+        "optimizer": "adamw", "loss": "full", "activation": "gelu_new", "accumulation": 1, "dropout": 0.1,
+    }  # fmt: skip
+    assert str(Recipe.of(batch=2, checkpoint=3)) == "gpt2 2x1024 checkpoint=3"
+    assert Recipe.of().changed(accumulation=4).tokens == 8 * 1024 * 4
+
+
+def test_a_sequence_beyond_the_positions_is_refused():
+    with pytest.raises(UserError, match="1024 positions"):
+        Recipe.of(seq=1025).experiment()
+
+
+def test_models_that_do_not_exist(tmp_path):
+    with pytest.raises(UserError, match="gpt2-medium"):
+        models.config("gpt3")
+    with pytest.raises(UserError, match="no config.json"):
+        models.config(str(tmp_path))
+    (tmp_path / "config.json").write_text("{broken")
+    with pytest.raises(UserError, match="not readable as JSON"):
+        models.config(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    with pytest.raises(UserError, match="not the configuration of a causal language model"):
+        models.config(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "never-heard-of"}')
+    with pytest.raises(UserError, match="no usable configuration"):
+        models.config(str(tmp_path))
+
+
+def test_parameter_counts_are_those_of_the_released_models():
+    expected = {"gpt2": 124.4, "gpt2-medium": 354.8, "gpt2-large": 774.0, "gpt2-xl": 1557.6}
+    for name, millions in expected.items():
+        model = models.causal_lm(models.config(name), device="meta")
+        assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.06)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 4, 9])
+def test_segments_compute_the_same_with_dropout_too(every):
+    tokens = torch.arange(60).view(2, 30) % 97
+    results = []
+    for wrap in (False, True):
+        model = small(dropout=0.1)
+        if wrap:
+            checkpoint_segments(model, every)
+            assert len(blocks(model)) == -(-4 // every)
+        torch.manual_seed(1)
+        loss, gradients = loss_and_gradients(model, model(input_ids=tokens, labels=tokens).loss)
+        results.append((loss, list(gradients.values())))
+    assert torch.equal(results[0][0], results[1][0])
+    assert all(torch.equal(a, b) for a, b in zip(results[0][1], results[1][1], strict=True))
+
+
+def test_a_segment_recomputes_in_backward():
+    model = small()
+    seen = []
+    for block in blocks(model):
+        block.mlp.act.register_forward_hook(lambda *_: seen.append(1))
+    checkpoint_segments(model, 2)
+    tokens = torch.zeros(1, 8, dtype=torch.long)
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    assert len(seen) == 8  # four blocks, twice
+
+
+def test_the_chunked_loss_equals_the_full_one():
+    tokens = torch.arange(60).view(2, 30) % 97
+    one, two = small(), small()
+    loss, gradients = loss_and_gradients(one, one(input_ids=tokens, labels=tokens).loss)
+    chunked, chunked_gradients = loss_and_gradients(two, chunked_loss(two, tokens))
+    torch.testing.assert_close(loss, chunked)
+    torch.testing.assert_close(gradients, chunked_gradients)
+
+
+@pytest.mark.parametrize("optimizer", CHOICES["optimizer"])
+def test_every_optimizer_lowers_the_loss(optimizer):
+    model = small()
+    tokens = torch.arange(60).view(2, 30) % 97
+    optimizer = make_optimizer(optimizer, model.parameters(), lr=0.05)
+    losses = []
+    for _ in range(4):
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"precision": "amp-bf16", "accumulation": 2}, {"precision": "bf16", "loss": "chunked", "checkpoint": 1}]
+)
+def test_a_recipe_is_an_experiment(fields, tmp_path):
+    from transformers import GPT2Config
+
+    GPT2Config(**SMALL).save_pretrained(tmp_path)
+    recipe = Recipe.of(model=str(tmp_path), batch=2, seq=16, **fields)
+    step = recipe.experiment()(torch.device("cpu"))
+    losses = [float(step()) for _ in range(6)]
+    assert losses[-1] < losses[0] and step.tokens == recipe.tokens
