@@ -93,7 +93,9 @@ def doctor(as_json: Annotated[bool, JSON] = False) -> None:
 
 @app.command()
 def fetch(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="What to fetch; all by default.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="What to fetch; all by default.")
+    ] = None,
     listing: Annotated[bool, typer.Option("--list", help="Say what there is, and whether it is here.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Fetch again what is here already.")] = False,
 ) -> None:
@@ -113,7 +115,8 @@ def fetch(
 @app.command()
 def predict(
     model: Annotated[
-        str | None, typer.Argument(help="gpt2, gpt2-medium, gpt2-large, gpt2-xl, a folder with config.json, a hub name.")
+        str | None,
+        typer.Argument(help="gpt2, gpt2-medium, gpt2-large, gpt2-xl, a folder with config.json, a hub name."),
     ] = None,
     batch: Annotated[int, typer.Option(help="Sequences in a micro-batch.")] = 8,
     seq: Annotated[int, typer.Option(help="Tokens in a sequence.")] = 1024,

@@ -24,7 +24,9 @@ def copy(pristine: Path, work: Path) -> list[str]:
         target, new = work / name, digest(source)
         if target.exists() and known.get(name) != new:
             if digest(target) != known.get(name):
-                lines.append(f"work/{name}: yours is kept; the lesson has changed since (compare with notebooks/{name})")
+                lines.append(
+                    f"work/{name}: yours is kept; the lesson has changed since (compare with notebooks/{name})"
+                )
                 continue
             lines.append(f"work/{name}: updated")
         elif target.exists():
