@@ -17,6 +17,7 @@ import random
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asking for a card must not create a context in the parent
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -64,7 +65,8 @@ def measure_once(recipe: Recipe) -> dict:
     device = torch.device("cuda")
     warm_workspaces(device)
     base = torch.cuda.memory_stats()
-    row: dict = {"recipe": recipe.to_dict(), "status": "ok", "base_allocated_bytes": base["allocated_bytes.all.current"]}
+    row: dict = {"recipe": recipe.to_dict(), "status": "ok"}
+    row["base_allocated_bytes"] = base["allocated_bytes.all.current"]
     row["base_reserved_bytes"] = base["reserved_bytes.all.current"]
     try:
         step = recipe.experiment()(device)
@@ -155,7 +157,8 @@ def import_without_cuda() -> None:
 
     import torch
 
-    with mock.patch.object(torch.cuda, "is_available", lambda: False), mock.patch.object(torch.cuda, "device_count", lambda: 0):
+    no_card = {"is_available": lambda: False, "device_count": lambda: 0}
+    with mock.patch.multiple(torch.cuda, **no_card):
         import transformers
 
         transformers.GPT2LMHeadModel  # noqa: B018  loads the lazy module
@@ -175,7 +178,7 @@ def main() -> None:
     import_without_cuda()
     rng = random.Random(arguments.seed)
     if arguments.recipes:
-        recipes = [Recipe.of(**json.loads(line)) for line in open(arguments.recipes)]
+        recipes = [Recipe.of(**json.loads(line)) for line in Path(arguments.recipes).read_text().splitlines()]
     else:
         recipes = [random_recipe(rng) for _ in range(arguments.count)]
     context = multiprocessing.get_context("fork")
@@ -225,7 +228,8 @@ def main() -> None:
     again = run(recipes, arguments.jobs)
     run(again, 1)
     done = [r for r in rows if r["status"] == "ok"]
-    print(f"{len(done)} ok of {len(rows)} run, {len(recipes)} asked, {time.time() - start:.0f} s; base", {r.get("base_allocated_bytes") for r in done})
+    held = {r["base_allocated_bytes"] for r in done}
+    print(f"{len(done)} ok of {len(rows)} run, {len(recipes)} asked, {time.time() - start:.0f} s; held before: {held}")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import json
 import multiprocessing
 import os
 import sys
+from pathlib import Path
 import traceback
 
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
@@ -112,7 +113,9 @@ def main() -> None:
     parser.add_argument("--out", required=True)
     parser.add_argument("--recipes")
     arguments = parser.parse_args()
-    recipes = [json.loads(line) for line in open(arguments.recipes)] if arguments.recipes else DEFAULT
+    recipes = DEFAULT
+    if arguments.recipes:
+        recipes = [json.loads(line) for line in Path(arguments.recipes).read_text().splitlines()]
     context = multiprocessing.get_context("spawn")
     with context.Pool(4, maxtasksperchild=1) as pool:
         rows = pool.map(probe_or_error, recipes, chunksize=1)

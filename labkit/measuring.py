@@ -165,7 +165,7 @@ def _on_card(run: _Run, limit: int | None, repeats: int, trace: bool) -> Report:
     before = release()
     report, oom = _passes(run, device, limit, repeats, trace)
     after = release()
-    if oom:
+    if oom and trace:
         report, after = _explained(run, device, report, before)
     return replace(report, leftover_bytes=max(0, after - before), provenance=machine.provenance())
 
