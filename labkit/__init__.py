@@ -31,14 +31,16 @@ _NAMES = {
     "Report": "results", "Ledger": "results", "Peaks": "results", "Timing": "results",
     "time_step": "timing",
     "UserError": "units", "parse_size": "units", "show_bytes": "units", "show_seconds": "units",
-    "begin": "lesson", "finish": "lesson", "claim": "lesson", "settle": "lesson", "claims": "lesson",
-    "guess": "guesses", "answer": "guesses",
+    "begin": "lesson", "guess": "lesson", "answer": "lesson", "claim": "lesson", "settle": "lesson", "claims": "lesson",
+    "finish": "lesson", "calibration": "lesson",
 }  # fmt: skip
 
-__all__ = sorted([*_MODULES, *_NAMES])
+__all__ = sorted([*_MODULES, *_NAMES, "check"])
 
 
 def __getattr__(name: str) -> Any:
+    if name == "check":  # lab.check.number(...) reads better than lab.checks.number(...)
+        name = "checks"
     if name in _NAMES:
         return getattr(importlib.import_module(f".{_NAMES[name]}", __name__), name)
     if name in _MODULES:

@@ -17,6 +17,10 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]*)\s*", re.IGNORE
 class UserError(Exception):
     """A mistake of the user's that one sentence explains; the command line shows it and exits with code 2."""
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython prints in place of a traceback."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 def parse_size(size: int | float | str) -> int:
     """Bytes in a size such as ``"8GiB"``, ``"500 MB"``, ``"7.5g"`` or a plain number of bytes.
