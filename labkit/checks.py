@@ -19,6 +19,8 @@ abort above the maximum, zero for a warning) is ever met. Outside a kernel the p
 
 from __future__ import annotations
 
+import ast
+import base64
 import functools
 import html
 import math
@@ -277,6 +279,17 @@ def words(
     return Check(
         exercise, points * share, points, f"something is missing. {missing[0]}", "partial" if share else "wrong", True
     )
+
+
+def seal(value: Any) -> str:
+    """`value` (plain literals) as text that gives nothing away at a glance. Building the notebooks seals the answers
+    that stand in check cells; `sealed` reads them back. This hides from the eye, not from the curious."""
+    return base64.b64encode(repr(value).encode()).decode()
+
+
+def sealed(text: str) -> Any:
+    """What was given to `seal`."""
+    return ast.literal_eval(base64.b64decode(text).decode())
 
 
 def _blank(exercise: str, points: float, message: str, manual: bool = False) -> Check:
