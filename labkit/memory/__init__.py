@@ -1,0 +1,55 @@
+"""GPU memory without a GPU: run an experiment on tensors without data, replay the allocator, say who held what.
+
+`predict` takes any experiment; `predict_recipe` a `labkit.recipes.Recipe`; `Tracer` is the dispatch mode behind both
+and works on a real GPU too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..recipes import Recipe
+    from ..results import Report
+    from .ghosts import PredictionError
+    from .prediction import predict
+    from .tracer import Tracer
+
+__all__ = ["PredictionError", "Tracer", "predict", "predict_recipe", "recipe_row"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Tracer":
+        from .tracer import Tracer
+
+        return Tracer
+    if name == "predict":
+        from .prediction import predict
+
+        return predict
+    if name == "PredictionError":
+        from .ghosts import PredictionError
+
+        return PredictionError
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def predict_recipe(
+    recipe: Recipe, *, card: str | None = None, budget_bytes: int | None = None, trace: bool = False
+) -> Report:
+    """The memory that one training step of `recipe` would use on `card` (see `predict`), its fields as settings."""
+    from dataclasses import replace
+
+    from .prediction import predict
+
+    report = predict(recipe.experiment(), card=card, budget_bytes=budget_bytes, name=str(recipe), trace=trace)
+    return replace(report, settings=recipe.to_dict())
+
+
+def recipe_row(recipe: Recipe, report: Report, seconds: float) -> dict[str, Any]:
+    """The line that ``labkit predict --json`` prints for a recipe; byte counts are None where memory ran out."""
+    row: dict[str, Any] = {**recipe.to_dict(), "status": report.status}
+    for prefix, peaks in (("", report.steady), ("first_step_", report.first)):
+        for name in ("allocated_bytes", "requested_bytes", "reserved_bytes"):
+            row[prefix + name] = getattr(peaks, name) if peaks is not None else None
+    return {**row, "context_bytes": report.context_bytes, "seconds": round(seconds, 4)}

@@ -1,0 +1,243 @@
+"""A replay of PyTorch's caching allocator: which block each request gets, and so what the three counters show.
+
+The rules and their constants are those of ``c10/cuda/CUDACachingAllocator.cpp`` (PyTorch 2.8 to 2.13), for one stream.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..units import MiB
+
+ROUNDING = 512  # kMinBlockSize
+SMALL = 1 * MiB  # kSmallSize: requests up to this come from the small pool
+SMALL_SEGMENT = 2 * MiB  # kSmallBuffer
+MEDIUM_SEGMENT = 20 * MiB  # kLargeBuffer: segments for requests below MEDIUM
+MEDIUM = 10 * MiB  # kMinLargeAlloc
+LARGE_ROUNDING = 2 * MiB  # kRoundLarge
+
+
+class OutOfMemory(Exception):
+    """The replay could not serve a request within its capacity."""
+
+    def __init__(self, wanted_bytes: int, free_bytes: int, scattered_bytes: int):
+        super().__init__(f"{wanted_bytes} bytes wanted, {free_bytes} free")
+        self.wanted_bytes, self.free_bytes, self.scattered_bytes = wanted_bytes, free_bytes, scattered_bytes
+
+
+@dataclass(slots=True)
+class Block:
+    """A piece of a segment; ``before`` and ``after`` are its neighbours there."""
+
+    address: int
+    nbytes: int
+    small: bool
+    requested: int = 0
+    free: bool = False
+    before: Block | None = None
+    after: Block | None = None
+
+
+def rounded(nbytes: int) -> int:
+    """The block size that a request of `nbytes` asks for."""
+    return max(ROUNDING, -(-nbytes // ROUNDING) * ROUNDING)
+
+
+def segment_bytes(size: int) -> int:
+    """The segment that is taken from the driver for a block of `size` bytes when no cached block serves."""
+    if size <= SMALL:
+        return SMALL_SEGMENT
+    if size < MEDIUM:
+        return MEDIUM_SEGMENT
+    return -(-size // LARGE_ROUNDING) * LARGE_ROUNDING
+
+
+class Allocator:
+    """Serves requests as the caching allocator would, under an optional limit on what it reserves.
+
+    ``allocated``, ``requested`` and ``reserved`` are bytes now; ``peaks()`` gives their highest values since the last
+    ``reset_peaks()``. With `expandable` every pool is one segment that grows in pages of 2 or 20 MiB
+    (``PYTORCH_ALLOC_CONF=expandable_segments:True``). `foreign_bytes` of the limit are taken by others.
+    """
+
+    def __init__(self, capacity_bytes: int | None = None, *, expandable: bool = False):
+        self.capacity = capacity_bytes
+        self.expandable = expandable
+        self.allocated = self.requested = self.reserved = 0
+        self.peak_allocated = self.peak_requested = self.peak_reserved = 0
+        self._pools: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])  # large, small: (size, address)
+        self._blocks: dict[int, Block] = {}  # free blocks by address
+        self._next = 1 << 40  # addresses rise, as the driver hands them out
+        self._arenas: dict[bool, _Arena] = {}
+
+    def take(self, nbytes: int) -> Block:
+        """The block for a request of `nbytes`. Raises `OutOfMemory`."""
+        size = rounded(nbytes)
+        small = size <= SMALL
+        pool = self._pools[small]
+        index = bisect_left(pool, (size, 0))
+        if index < len(pool):
+            block = self._blocks.pop(pool.pop(index)[1])
+        elif self.expandable:
+            block = self._expand(size, small)
+        else:
+            block = self._segment(size, small, nbytes)
+        rest = block.nbytes - size
+        if rest >= ROUNDING if small or self.expandable else rest > SMALL:
+            tail = Block(block.address + size, rest, small, free=True, before=block, after=block.after)
+            if block.after is not None:
+                block.after.before = tail
+            block.after, block.nbytes = tail, size
+            self._cache(tail)
+        block.free, block.requested = False, nbytes
+        self.allocated += block.nbytes
+        self.requested += nbytes
+        if self.allocated > self.peak_allocated:
+            self.peak_allocated = self.allocated
+        if self.requested > self.peak_requested:
+            self.peak_requested = self.requested
+        return block
+
+    def give(self, block: Block) -> None:
+        """Return a block; it merges with free neighbours and stays cached."""
+        self.allocated -= block.nbytes
+        self.requested -= block.requested
+        left, right = block.before, block.after
+        if right is not None and right.free:
+            self._uncache(right)
+            block.nbytes += right.nbytes
+            block.after = right.after
+            if right.after is not None:
+                right.after.before = block
+        if left is not None and left.free:
+            self._uncache(left)
+            left.nbytes += block.nbytes
+            left.after = block.after
+            if block.after is not None:
+                block.after.before = left
+            block = left
+        self._cache(block)
+
+    def empty_cache(self) -> None:
+        """Give every segment that holds no live block back to the driver."""
+        for block in list(self._blocks.values()):
+            if block.before is None and block.after is None and not self.expandable:
+                self._uncache(block)
+                self.reserved -= block.nbytes
+        for arena in self._arenas.values():
+            self._shrink(arena)
+
+    def reset_peaks(self) -> None:
+        """Start new peaks at the present values."""
+        self.peak_allocated, self.peak_requested = self.allocated, self.requested
+        self.peak_reserved = self.reserved
+
+    def peaks(self) -> tuple[int, int, int]:
+        """Highest allocated, requested and reserved bytes since the last reset."""
+        return self.peak_allocated, self.peak_requested, self.peak_reserved
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes reserved and not allocated."""
+        return self.reserved - self.allocated
+
+    def _cache(self, block: Block) -> None:
+        block.free = True
+        self._blocks[block.address] = block
+        insort(self._pools[block.small], (block.nbytes, block.address))
+
+    def _uncache(self, block: Block) -> None:
+        pool = self._pools[block.small]
+        del pool[bisect_left(pool, (block.nbytes, block.address))]
+        del self._blocks[block.address]
+
+    def _segment(self, size: int, small: bool, nbytes: int) -> Block:
+        total = segment_bytes(size)
+        self._reserve(total, size, nbytes)
+        block = Block(self._next, total, small)
+        self._next += total
+        return block
+
+    def _reserve(self, total: int, size: int, nbytes: int) -> None:
+        if self.capacity is not None and self.reserved + total > self.capacity:
+            self.empty_cache()
+            if self.reserved + total > self.capacity:
+                free = self.capacity - self.allocated
+                raise OutOfMemory(nbytes, free, self.cached_bytes)
+        self.reserved += total
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+
+    def _expand(self, size: int, small: bool) -> Block:
+        """Grow the pool's one segment at its end, starting inside a free block that already lies there."""
+        arena = self._arenas.get(small)
+        if arena is None:
+            arena = self._arenas[small] = _Arena(
+                start=(2 + small) << 44, page=SMALL_SEGMENT if small else MEDIUM_SEGMENT
+            )
+        last = arena.last
+        have = last.nbytes if last is not None and last.free else 0
+        grown = -(-(size - have) // arena.page) * arena.page
+        self._reserve(grown, size, size)
+        last = arena.last  # emptying the cache may have shrunk it
+        if last is not None and last.free:
+            self._uncache(last)
+            last.nbytes += grown
+            block = last
+        else:
+            block = Block(arena.end, grown, small, before=last)
+            if last is not None:
+                last.after = block
+            arena.tail = block
+        arena.end += grown
+        return block
+
+    def _shrink(self, arena: _Arena) -> None:
+        last = arena.last
+        if last is None or not last.free:
+            return
+        cut = last.nbytes // arena.page * arena.page
+        if not cut:
+            return
+        self._uncache(last)
+        self.reserved -= cut
+        arena.end -= cut
+        last.nbytes -= cut
+        if last.nbytes:
+            self._cache(last)
+        else:
+            arena.tail = last.before
+            if last.before is not None:
+                last.before.after = None
+
+
+@dataclass(slots=True)
+class _Arena:
+    """The one growing segment of a pool in expandable mode."""
+
+    start: int
+    page: int
+    end: int = 0
+    tail: Block | None = None
+
+    def __post_init__(self) -> None:
+        self.end = self.end or self.start
+
+    @property
+    def last(self) -> Block | None:
+        while self.tail is not None and self.tail.after is not None:
+            self.tail = self.tail.after
+        return self.tail
+
+
+def replay(events: Iterable[int], sizes: list[int], allocator: Allocator, alive: dict[int, Block]) -> None:
+    """Feed `events` (an identity for a birth, its complement ``~identity`` for a death) to `allocator`.
+
+    ``sizes`` holds requested bytes by identity; `alive` the blocks that live on. Raises `OutOfMemory`.
+    """
+    for event in events:
+        if event >= 0:
+            alive[event] = allocator.take(sizes[event])
+        else:
+            allocator.give(alive.pop(~event))

@@ -1,0 +1,322 @@
+"""Ghost tensors: shapes, dtypes, strides, views and lifetimes as on a GPU, without any data.
+
+A ghost is a plain ``torch.Tensor`` on the device ``cpu:0`` (which stands for the GPU; ``cpu`` is the host) whose
+storage has a size and no memory. No kernel ever runs on one: a dispatch mode asks `Ghosts` for the result of every
+operator. Views are made by PyTorch's own view operators, which touch no data; the shapes of everything else come from
+PyTorch's meta kernels, remembered by the shapes of the arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..units import UserError
+from .recorder import Recorder
+
+GPU = torch.device("cpu:0")
+HOST = torch.device("cpu")
+META = torch.device("meta")
+_Disable = torch._C._DisableTorchDispatch
+_wrapper = torch.Tensor._make_wrapper_subclass
+_Tensor = torch.Tensor
+aten = torch.ops.aten
+KNOWN_LIMIT = 1 << 16  # elements of an integer tensor whose values are followed
+REAL_LIMIT = 1 << 18  # bytes of a host tensor up to which it is a real one
+
+
+class PredictionError(UserError):
+    """The prediction cannot go on: an operator has no rule, or the experiment needs values that only a run has."""
+
+
+class _Ghost(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise PredictionError(f"{func} was called on a tensor that only exists in a prediction")
+
+
+def ghost(size: Any, stride: Any, dtype: torch.dtype, nbytes: int, device: torch.device = GPU, offset: int = 0) -> Any:
+    """A new tensor of `size` and `stride` over a storage of `nbytes` without memory."""
+    with _Disable():
+        return _wrapper(
+            _Ghost,
+            size,
+            stride,
+            offset,
+            None,
+            dtype,
+            torch.strided,
+            device,
+            False,
+            False,
+            None,
+            False,
+            False,
+            None,
+            nbytes,
+        ).detach()
+
+
+class Ghosts:
+    """Results of operators on ghosts, with the births that the operator would cause on the GPU.
+
+    ``temporaries(func, args, out)`` gives the sizes of what an operator's kernel allocates and frees by itself.
+    """
+
+    def __init__(self, recorder: Recorder, rules: dict[Any, Callable[..., Any]], temporaries: Callable[..., Any]):
+        self.recorder = recorder
+        self.rules = rules
+        self.temporaries = temporaries
+        self.cache: dict[Any, Any] = {}
+        self.kinds: dict[Any, int] = {}
+        self.notes: dict[str, None] = {}
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of one operator. Raises `PredictionError` with the operator's name when there is no rule."""
+        rule = self.rules.get(func)
+        if rule is not None:
+            out = rule(self, func, args, kwargs)
+            if out is not NotImplemented:
+                return out
+        kind = self.kinds.get(func)
+        if kind is None:
+            kind = self.kinds[func] = _kind(func)
+        if kind == _VIEW:
+            return self._view(func, args, kwargs)
+        key: list[Any] = [func]
+        seen = _describe(args, key)
+        if kwargs:
+            for name, value in kwargs.items():
+                key.append(name)
+                seen |= _describe((value,), key)
+        if seen == _REAL and kwargs.get("device") != GPU:
+            with _Disable():  # only host tensors with data: their values are real
+                return func(*args, **kwargs)
+        try:
+            entry = self.cache.get(frozen := tuple(key))
+        except TypeError as error:
+            raise PredictionError(f"{func}: arguments of a kind that a prediction cannot follow ({error})") from None
+        if entry is None:
+            entry = self.cache[frozen] = self._infer(func, args, kwargs, kind)
+        before, spec, device = entry
+        if kind == _INPLACE:
+            if before:
+                self.brief(before)
+            if args and isinstance(args[0], _Tensor):
+                args[0].__dict__.pop("_values", None)
+            return _written(func, args, kwargs)
+        if not seen and device is HOST and spec[0] == _TENSOR and spec[4] <= REAL_LIMIT:
+            with _Disable():
+                return func(*args, **kwargs)
+        out = self.make(spec, before, device)
+        if device is GPU and not seen & _UNKNOWN_VALUES and spec[0] == _TENSOR:
+            self._follow(func, args, kwargs, out)
+        return out
+
+    def _view(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        base = args[0]
+        with _Disable():
+            out = func(*args, **kwargs)
+            if isinstance(base, _Tensor):
+                values = base.__dict__.get("_values")
+                if values is not None and isinstance(out, _Tensor):
+                    out._values = func(values, *args[1:], **kwargs)  # type: ignore[attr-defined]
+        return out
+
+    def brief(self, sizes: tuple[int, ...]) -> None:
+        """Births and deaths of blocks that live inside one kernel."""
+        recorder = self.recorder
+        made = [recorder.birth(n) for n in sizes]
+        for identity in reversed(made):
+            recorder.death(identity)
+
+    def make(self, spec: Any, before: tuple[int, ...], device: torch.device) -> Any:
+        """New ghosts of `spec`, born after the kernel's own blocks."""
+        if device is GPU:
+            recorder = self.recorder
+            made = [recorder.birth(n) for n in before] if before else ()
+            out = self._build(spec, device)
+            for identity in made:
+                recorder.death(identity)
+            return out
+        return self._build(spec, device)
+
+    def new(self, size: Any, dtype: torch.dtype, device: torch.device = GPU) -> Any:
+        """A contiguous ghost of `size`."""
+        stride, run = [], 1
+        for n in reversed(size):
+            stride.append(run)
+            run *= max(n, 1)
+        count = 1
+        for n in size:
+            count *= n
+        return self._build((_TENSOR, tuple(size), tuple(reversed(stride)), dtype, count * dtype.itemsize), device)
+
+    def _build(self, spec: Any, device: torch.device) -> Any:
+        kind = spec[0]
+        if kind == _TENSOR:
+            _, size, stride, dtype, nbytes = spec
+            with _Disable():
+                out = _wrapper(
+                    _Ghost, size, stride, 0, None, dtype, torch.strided, device, False, False, None, False, False, None,
+                    nbytes,
+                ).detach()  # fmt: skip
+            if device is GPU:
+                self.recorder.watch(out.untyped_storage(), nbytes)
+            return out
+        if kind == _SEQUENCE:
+            return spec[1](self._build(item, device) for item in spec[2])
+        return spec[1]
+
+    def _infer(self, func: Any, args: Any, kwargs: Any, kind: int) -> Any:
+        """What meta kernels say about the result; the kernel's own blocks; the result's device."""
+        devices: list[torch.device] = []
+        metas = _map(args, devices)
+        meta_kwargs = {name: _map((value,), devices)[0] for name, value in kwargs.items()}
+        wanted = kwargs.get("device")
+        if "device" in meta_kwargs or (not devices and any(a.name == "device" for a in func._schema.arguments)):
+            meta_kwargs["device"] = META
+        meta_kwargs.pop("pin_memory", None)
+        try:
+            with torch.no_grad():
+                out = func(*metas, **meta_kwargs)
+        except NotImplementedError as error:
+            raise PredictionError(f"operator {func} has no rule for tensors without data") from error
+        except RuntimeError as error:
+            if "Meta" in str(error) or "meta" in str(error):
+                raise PredictionError(
+                    f"operator {func} has no rule for tensors without data ({str(error)[:150]})"
+                ) from error
+            raise
+        device = _common(devices) if wanted is None else (GPU if torch.device(wanted) == GPU else HOST)
+        spec = _spec(out) if kind != _INPLACE else None
+        before = tuple(self.temporaries(func, args, kwargs, out)) if device is GPU else ()
+        return before, spec, device
+
+    def _follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        """Compute small integer results for real, so that decisions on them are those of a run."""
+        if out.dtype.is_floating_point or out.numel() > KNOWN_LIMIT or func in _RANDOM:
+            return
+        real = tuple(_values(a) for a in args)
+        if any(a is _UNKNOWN for a in real):
+            return
+        real_kwargs = {k: (HOST if k == "device" else _values(v)) for k, v in kwargs.items()}
+        real_kwargs.pop("pin_memory", None)
+        if any(a is _UNKNOWN for a in real_kwargs.values()):
+            return
+        with _Disable():
+            out._values = func(*real, **real_kwargs)
+
+
+_TENSOR, _SEQUENCE, _PLAIN = 0, 1, 2
+_VIEW, _INPLACE, _FUNCTIONAL = 0, 1, 2
+_ON_GPU, _UNKNOWN_VALUES, _HOST_GHOST, _REAL = 1, 2, 4, 8
+_UNKNOWN = object()
+_RANDOM = {aten.randint.low, aten.randint.default, aten.randperm.default, aten.empty.memory_format, aten.empty_strided.default,
+           aten.randint_like.default, aten.multinomial.default, aten.bernoulli.default, aten.empty_like.default,
+           aten.new_empty.default}  # fmt: skip
+_SHARING = {aten._unsafe_view.default, aten.detach.default, aten.alias.default, aten.lift_fresh.default,
+            aten._reshape_alias.default}  # fmt: skip
+
+
+def _kind(func: Any) -> int:
+    schema = func._schema
+    if func in _SHARING:
+        return _VIEW
+    if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
+        return _INPLACE
+    if any(r.alias_info is not None for r in schema.returns):
+        return _VIEW
+    return _FUNCTIONAL
+
+
+def _describe(values: Any, key: list[Any]) -> int:
+    """Append what matters about `values` to `key`; what kinds of tensors there are, as flags."""
+    seen = 0
+    for x in values:
+        if isinstance(x, _Tensor):
+            index = x.device.index
+            key.append(x.dtype)
+            key.append(x.shape)
+            key.append(x.stride())
+            key.append(index)
+            if index == 0:
+                seen |= _ON_GPU if "_values" in x.__dict__ else _ON_GPU | _UNKNOWN_VALUES
+            else:
+                seen |= _HOST_GHOST | _UNKNOWN_VALUES if is_ghost(x) else _REAL
+        elif x is None or x.__class__ is str:
+            key.append(x)
+        elif x.__class__ is list or x.__class__ is tuple or x.__class__ is torch.Size:
+            key.append(len(x))
+            seen |= _describe(x, key)
+        else:
+            key.append(x.__class__)
+            key.append(x)
+    return seen
+
+
+def is_ghost(tensor: torch.Tensor) -> bool:
+    """Whether `tensor` has no memory behind it."""
+    with _Disable():
+        return tensor.untyped_storage().data_ptr() == 0 and tensor.numel() > 0
+
+
+def _map(values: Any, devices: list[torch.device]) -> Any:
+    out = []
+    for x in values:
+        if isinstance(x, _Tensor):
+            devices.append(GPU if x.device.index == 0 else (HOST if x.dim() else None))  # type: ignore[arg-type]
+            out.append(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=META))
+        elif isinstance(x, (list, tuple)):
+            out.append(_map(x, devices))
+        else:
+            out.append(x)
+    return type(values)(out) if isinstance(values, list) else tuple(out)
+
+
+def _common(devices: list[torch.device]) -> torch.device:
+    return GPU if any(d is GPU for d in devices) else HOST
+
+
+def _spec(out: Any) -> Any:
+    if isinstance(out, _Tensor):
+        return _TENSOR, tuple(out.shape), out.stride(), out.dtype, out.untyped_storage().nbytes()
+    if isinstance(out, (tuple, list)):
+        return _SEQUENCE, type(out) if type(out) in (tuple, list) else tuple, tuple(_spec(item) for item in out)
+    return _PLAIN, out
+
+
+def _values(x: Any) -> Any:
+    if isinstance(x, _Tensor):
+        values = x.__dict__.get("_values")
+        if values is None:
+            return x if x.device.index is None and not is_ghost(x) else _UNKNOWN
+        return values
+    if isinstance(x, (list, tuple)):
+        items = [_values(item) for item in x]
+        return _UNKNOWN if any(item is _UNKNOWN for item in items) else type(x)(items)
+    return x
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> Any:
+    """What an in-place operator returns: the arguments it wrote to, as its schema says."""
+    schema = func._schema
+    if not schema.returns:
+        return None
+    outs = []
+    for returned in schema.returns:
+        for position, argument in enumerate(schema.arguments):
+            info = argument.alias_info
+            if (
+                info is not None
+                and info.is_write
+                and returned.alias_info is not None
+                and (info.before_set & returned.alias_info.before_set)
+            ):
+                outs.append(kwargs[argument.name] if argument.name in kwargs else args[position])
+                break
+        else:
+            raise PredictionError(f"operator {func} writes to its arguments and returns something new: no rule for it")
+    return outs[0] if len(outs) == 1 else tuple(outs)

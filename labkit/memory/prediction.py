@@ -1,0 +1,179 @@
+"""The prediction: an experiment run on ghosts, its events replayed through the allocator, and the report of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from .. import machine
+from ..results import Failure, Holding, Peaks, Report, Timeline
+from . import attribution
+from .allocator import Allocator, Block, OutOfMemory
+from .ghosts import GPU, Ghosts, PredictionError
+from .recorder import Recorder
+from .rules import rules, temporaries
+from .semantics import cuda_semantics
+from .tracer import Tracer
+from .workspaces import workspaces
+
+METHOD = "1"  # of predicting; raised when the same experiment would give other numbers
+STEADY_STEP = 4
+
+
+def predict(
+    experiment: Callable[[torch.device], Callable[[], Any]],
+    *,
+    card: str | None = None,
+    budget_bytes: int | None = None,
+    name: str = "",
+    trace: bool = True,
+    expandable: bool = False,
+) -> Report:
+    """The memory that `experiment` would use on `card`, without a GPU.
+
+    `experiment` is a function of a device that builds everything and returns ``step()``. The peaks are those of the
+    first and of the fourth step. Under `budget_bytes` an allocation that does not fit gives a report with status
+    ``oom``. `trace` adds the timeline, the holdings at the peak and the peaks by phase. `expandable`: as with
+    ``expandable_segments:True``. Raises `PredictionError` when an operator has no rule.
+    """
+    preset = machine.preset(card)
+    run = Run(preset.capability)
+    run.build(experiment)
+    run.steps()
+    return report(run, preset, budget_bytes=budget_bytes, name=name or getattr(experiment, "__name__", "experiment"),
+                  trace=trace, expandable=expandable)  # fmt: skip
+
+
+class Run:
+    """One experiment's event stream: the build and `STEADY_STEP` training steps."""
+
+    def __init__(self, capability: tuple[int, int]):
+        self.capability = capability
+        self.recorder = Recorder()
+        self.ghosts = Ghosts(self.recorder, rules(), temporaries)
+        self.tracer = Tracer(run=self.ghosts.run, recorder=self.recorder)
+        self.tokens: int | None = None
+        self.starts: list[int] = []  # of each step, in events; the last entry is the end
+        self._experiment: Callable[..., Any] | None = None
+
+    def build(self, experiment: Callable[..., Any]) -> None:
+        """Remember what to run."""
+        self._experiment = experiment
+
+    def steps(self) -> None:
+        """Build the experiment and run its steps on ghosts."""
+        assert self._experiment is not None
+        recorder = self.recorder
+        with _untouched(), cuda_semantics(self.capability), self.tracer:
+            step = self._experiment(GPU)
+            if not callable(step):
+                raise PredictionError("the experiment must return its step function")
+            self.tracer.adopt(step, survey=False)
+            self.tokens = getattr(step, "tokens", None)
+            for _ in range(STEADY_STEP):
+                self.starts.append(len(recorder.events))
+                self.tracer.begin_step()
+                step()
+                self.tracer.name_parameters()
+                self.tracer.end_step()
+            self.starts.append(len(recorder.events))
+            recorder.stop()
+            del step
+
+
+@contextmanager
+def _untouched() -> Iterator[None]:
+    """The process's random states, default dtype and device, and autograd switches are afterwards as they were."""
+    state, python = torch.get_rng_state(), random.getstate()
+    dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        torch.set_rng_state(state)
+        random.setstate(python)
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(grad)
+
+
+def report(
+    run: Run,
+    preset: machine.Card,
+    *,
+    budget_bytes: int | None = None,
+    name: str = "",
+    trace: bool = True,
+    expandable: bool = False,
+) -> Report:
+    """The report of a run: its events replayed through the allocator, under a budget if there is one."""
+    recorder = run.recorder
+    fixed = workspaces(preset.capability)
+    common: dict[str, Any] = {
+        "name": name, "source": "predicted", "card": preset.name, "budget_bytes": budget_bytes, "tokens": run.tokens,
+        "context_bytes": preset.context_bytes, "notes": tuple(run.ghosts.notes),
+    }  # fmt: skip
+    allocator = Allocator(budget_bytes, expandable=expandable)
+    blocks: dict[int, Block] = {}
+    peaks: list[Peaks] = []
+    position = 0
+    try:
+        for size in fixed:
+            allocator.take(size)
+        for end in run.starts:
+            position = _play(recorder, position, end, allocator, blocks)
+            peaks.append(Peaks(*allocator.peaks()))
+            allocator.reset_peaks()
+    except _Ended as ended:
+        where = ended.position
+        phase, module = recorder.places[recorder.where[where]]
+        cause = ended.cause
+        failure = Failure(
+            phase=phase, module=module, wanted_bytes=cause.wanted_bytes, free_bytes=cause.free_bytes,
+            scattered_bytes=cause.scattered_bytes, alive=_with(attribution.alive(recorder, where), fixed),
+            message=f"{cause.wanted_bytes} bytes wanted in {phase}{f' of {module}' if module else ''}",
+        )  # fmt: skip
+        return Report(status="oom", failure=failure, **common)
+    span = (run.starts[-2], run.starts[-1])
+    details: dict[str, Any] = {}
+    if trace:
+        _, at = attribution.peak(recorder, span)
+        extra = sum(fixed)
+        details = {
+            "alive": _with(attribution.alive(recorder, at), fixed),
+            "phase_peaks": {k: v + extra for k, v in attribution.phase_peaks(recorder, span).items()},
+            "timeline": _timeline(run, span, extra),
+        }
+    return Report(status="ok", first=peaks[1], steady=peaks[-1], **details, **common)
+
+
+class _Ended(Exception):
+    def __init__(self, position: int, cause: OutOfMemory):
+        super().__init__(str(cause))
+        self.position, self.cause = position, cause
+
+
+def _play(recorder: Recorder, start: int, end: int, allocator: Allocator, blocks: dict[int, Block]) -> int:
+    sizes, events = recorder.sizes, recorder.events
+    for position in range(start, end):
+        event = events[position]
+        if event >= 0:
+            try:
+                blocks[event] = allocator.take(sizes[event])
+            except OutOfMemory as error:
+                raise _Ended(position, error) from None
+        else:
+            allocator.give(blocks.pop(~event))
+    return end
+
+
+def _with(alive: tuple[Holding, ...], fixed: tuple[int, ...]) -> tuple[Holding, ...]:
+    held = (*alive, Holding("", "workspace", "build", sum(fixed), len(fixed)))
+    return tuple(sorted(held, key=lambda h: -h.nbytes))
+
+
+def _timeline(run: Run, span: tuple[int, int], extra: int) -> Timeline:
+    return attribution.timeline(run.recorder, run.tracer.whereabouts.modules, span=span, extra=(("workspace", extra),))

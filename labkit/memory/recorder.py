@@ -1,0 +1,256 @@
+"""What happens to memory during a run, event by event, and where in the program each event stands."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+Place = tuple[str, str]  # phase, module path
+
+
+class _StorageRef(weakref.ref):
+    __slots__ = ("identity", "pointer")
+
+
+class Recorder:
+    """Births and deaths of storages in order, each with its phase and module.
+
+    ``events`` holds an identity for a birth and its complement (``~identity``) for a death; ``where`` the index into
+    ``places`` of each event. ``sizes`` and ``births`` (a place index) are by identity; ``kinds`` names the category
+    where it is known for certain. ``marks`` are (label, number of events so far).
+    """
+
+    def __init__(self) -> None:
+        self.events: list[int] = []
+        self.where: list[int] = []
+        self.sizes: list[int] = []
+        self.births: list[int] = []
+        self.kinds: dict[int, str] = {}
+        self.operators: dict[int, str] = {}
+        self.marks: list[tuple[str, int]] = []
+        self.places: list[Place] = []
+        self._index: dict[Place, int] = {}
+        self.here = self.place("build", "")
+        self._alive: dict[int, _StorageRef] = {}
+        self._by_pointer: dict[int, int] = {}
+
+    def place(self, phase: str, module: str) -> int:
+        """The index of a place, new or known."""
+        key = (phase, module)
+        index = self._index.get(key)
+        if index is None:
+            index = self._index[key] = len(self.places)
+            self.places.append(key)
+        return index
+
+    def mark(self, label: str) -> None:
+        """Note that `label` begins now."""
+        self.marks.append((label, len(self.events)))
+
+    def birth(self, nbytes: int) -> int:
+        """A block of `nbytes` is born here; returns its identity."""
+        identity = len(self.sizes)
+        self.sizes.append(nbytes)
+        self.births.append(self.here)
+        self.events.append(identity)
+        self.where.append(self.here)
+        return identity
+
+    def death(self, identity: int) -> None:
+        """The block dies here."""
+        self.events.append(~identity)
+        self.where.append(self.here)
+
+    def watch(self, storage: torch.UntypedStorage, nbytes: int | None = None) -> int:
+        """A birth for `storage`, whose death is recorded when the storage dies."""
+        identity = self.birth(storage.nbytes() if nbytes is None else nbytes)
+        reference = _StorageRef(storage, self._died)
+        reference.identity = identity
+        reference.pointer = storage._cdata
+        self._alive[identity] = reference
+        self._by_pointer[reference.pointer] = identity
+        return identity
+
+    def known(self, storage: torch.UntypedStorage) -> int | None:
+        """The identity of a storage that is watched, else None."""
+        return self._by_pointer.get(storage._cdata)
+
+    def name(self, tensors: Iterable[Any], kind: str) -> None:
+        """Say what the watched storages of `tensors` are."""
+        for tensor in tensors:
+            identity = None if tensor is None else self._by_pointer.get(tensor.untyped_storage()._cdata)
+            if identity is not None:
+                self.kinds[identity] = kind
+
+    def stop(self) -> None:
+        """Watch no longer; what is alive stays without a death."""
+        self._alive.clear()
+        self._by_pointer.clear()
+
+    def _died(self, reference: Any) -> None:
+        if self._alive.pop(reference.identity, None) is not None:
+            if self._by_pointer.get(reference.pointer) == reference.identity:
+                del self._by_pointer[reference.pointer]
+            self.death(reference.identity)
+
+
+class Whereabouts:
+    """Keeps a recorder's place up to date: module by hooks, phase by autograd's state and the optimizer's hooks.
+
+    In backward the module is that of the forward operator whose node runs, found by autograd's sequence numbers; a
+    module called while backward runs is a recomputation.
+    """
+
+    def __init__(self, recorder: Recorder):
+        import torch
+
+        self._recorder = recorder
+        self._torch = torch
+        self._stack: list[str] = []
+        self._phases: list[str] = ["build"]
+        self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+        self.modules: dict[str, str] = {}  # path -> class name, in the order of registration
+        self._starts: list[int] = []  # autograd sequence numbers at which a place begins, rising
+        self._owners: list[str] = []
+        self._handles: list[Any] = []
+        self._in_backward = torch._C._current_graph_task_id
+        self._node = torch._C._current_autograd_node
+        self._sequence = torch.autograd._get_sequence_nr
+        self._last_node: Any = None
+        self.optimizers: list[Any] = []
+
+    def adopt(self, root: Any, path: str = "") -> None:
+        """Name the modules of `root`, a module."""
+        for name, module in root.named_modules(prefix=path):
+            if module not in self._names:
+                self._names[module] = name
+                self.modules.setdefault(name, type(module).__name__)
+
+    def begin_step(self) -> None:
+        """Outside autograd and the optimizer the phase is forward from here on."""
+        self._phases[:] = ["forward"]
+        self._stack.clear()
+        self._starts.clear()
+        self._owners.clear()
+
+    def end_step(self) -> None:
+        """Outside a step the phase is ``other``."""
+        self._phases[:] = ["other"]
+        self.update()
+
+    def __enter__(self) -> Whereabouts:
+        from torch.nn.modules import module as modules
+        from torch.optim import optimizer
+
+        self._handles = [
+            modules.register_module_forward_pre_hook(self._enter_module),
+            modules.register_module_forward_hook(self._leave_module, always_call=True),
+            optimizer.register_optimizer_step_pre_hook(self._enter_optimizer),
+            optimizer.register_optimizer_step_post_hook(self._leave_optimizer),
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def update(self) -> None:
+        """Called before each operator: where are we now?"""
+        recorder = self._recorder
+        phase = self._phases[-1]
+        if self._in_backward() != -1 and phase != "optimizer":
+            if self._stack:
+                recorder.here = recorder.place("recompute", self._stack[-1])
+            else:
+                recorder.here = recorder.place("backward", self._module_of_node())
+            return
+        recorder.here = recorder.place(phase, self._stack[-1] if self._stack else "")
+
+    def _module_of_node(self) -> str:
+        node = self._node()
+        if node is None or not self._starts:
+            return ""
+        from bisect import bisect_right
+
+        index = bisect_right(self._starts, node._sequence_nr()) - 1
+        return self._owners[index] if index >= 0 else ""
+
+    def _turn(self, owner: str) -> None:
+        """From the present autograd sequence number on, nodes belong to `owner`."""
+        number = self._sequence()
+        if self._starts and self._starts[-1] == number:
+            self._owners[-1] = owner
+        elif not self._starts or number > self._starts[-1]:
+            self._starts.append(number)
+            self._owners.append(owner)
+
+    def _enter_module(self, module: torch.nn.Module, _args: Any) -> None:
+        name = self._names.get(module)
+        if name is None:
+            prefix = self._stack[-1] if self._stack else ""
+            self.adopt(module, prefix or type(module).__name__)
+            name = self._names[module]
+        self._stack.append(name)
+        self._turn(name)
+
+    def _leave_module(self, _module: torch.nn.Module, _args: Any, _out: Any) -> None:
+        if self._stack:
+            self._stack.pop()
+        self._turn(self._stack[-1] if self._stack else "")
+
+    def _enter_optimizer(self, optimizer: Any, *_: Any) -> None:
+        if optimizer not in self.optimizers:
+            self.optimizers.append(optimizer)
+        for group in optimizer.param_groups:
+            self._recorder.name((p.grad for p in group["params"]), "gradient")
+        self._phases.append("optimizer")
+        self.update()
+
+    def _leave_optimizer(self, optimizer: Any, *_: Any) -> None:
+        if len(self._phases) > 1:
+            self._phases.pop()
+        self.update()
+
+
+def found_in(step: Callable[..., Any], kinds: tuple[type, ...], depth: int = 4) -> list[tuple[str, Any]]:
+    """Objects of `kinds` that a step function holds in its closure, defaults, bound object or nested functions,
+    with the names they have there."""
+    seen: set[int] = set()
+    found: list[tuple[str, Any]] = []
+
+    def look(name: str, value: Any, level: int) -> None:
+        if id(value) in seen or level < 0:
+            return
+        seen.add(id(value))
+        if isinstance(value, kinds):
+            found.append((name, value))
+        elif isinstance(value, dict):
+            for key, item in list(value.items())[:1000]:
+                look(str(key), item, level - 1)
+        elif isinstance(value, (list, tuple, set)):
+            for item in list(value)[:1000]:
+                look(name, item, level - 1)
+        elif callable(value) or hasattr(value, "__dict__"):
+            function = getattr(value, "__func__", value)
+            if getattr(value, "__self__", None) is not None and not isinstance(value.__self__, type(weakref)):
+                look(name, value.__self__, level - 1)
+            code = getattr(function, "__code__", None)
+            for key, cell in zip(
+                getattr(code, "co_freevars", ()), getattr(function, "__closure__", None) or (), strict=False
+            ):
+                try:
+                    look(key, cell.cell_contents, level - 1)
+                except ValueError:
+                    continue  # not yet filled
+            for item in getattr(function, "__defaults__", None) or ():
+                look(name, item, level - 1)
+            if not isinstance(value, type) and type(value).__module__ != "builtins" and code is None:
+                look(name, getattr(value, "__dict__", {}), level - 1)
+
+    look("step", step, depth)
+    return found

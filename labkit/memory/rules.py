@@ -1,0 +1,85 @@
+"""Operators that need a rule of their own on ghosts, and what kernels allocate without a dispatch mode seeing it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .ghosts import _UNKNOWN, _values, aten, is_ghost
+
+_Disable = torch._C._DisableTorchDispatch
+
+
+def _scalar(ghosts: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """``.item()``: the value where it is known; zero, with a note in the report, where only a run has it (the loss
+    for a log line, the overflow flag of a gradient scaler)."""
+    value = _values(args[0])
+    if value is not _UNKNOWN:
+        with _Disable():
+            return func(value)
+    ghosts.notes["a value that only a run has was read (.item()); the prediction took zero"] = None
+    return (args[0].dtype in (torch.bool,) and False) or (0.0 if args[0].dtype.is_floating_point else 0)
+
+
+def _lift(ghosts: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A tensor made from Python values is real and on the host."""
+    with _Disable():
+        return func(*args, **kwargs)
+
+
+def _first(ghosts: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return args[0]
+
+
+def _nothing(ghosts: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return None
+
+
+def _no(ghosts: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return False
+
+
+def _native(ghosts: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    with _Disable():
+        return func(*args, **kwargs)
+
+
+def _pinned(ghosts: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    return args[0]
+
+
+def rules() -> dict[Any, Callable[..., Any]]:
+    """Operator -> ``rule(ghosts, func, args, kwargs)``; a rule may decline with ``NotImplemented``."""
+    table: dict[Any, Callable[..., Any]] = {
+        aten._local_scalar_dense.default: _scalar,
+        aten.lift_fresh.default: _lift,
+        aten.is_pinned.default: _no,
+        aten._pin_memory.default: _pinned,
+        aten.pin_memory.default: _pinned,
+        aten.record_stream.default: _nothing,
+        aten.equal.default: _no,
+    }
+    for name in ("_record_function_enter_new", "_record_function_enter", "_record_function_exit"):
+        packet = getattr(torch.ops.profiler, name, None)
+        for overload in packet.overloads() if packet is not None else ():
+            table[getattr(packet, overload)] = _native
+    try:
+        import bitsandbytes  # noqa: F401
+    except ImportError:
+        return table
+    for name in ("optimizer_update_32bit", "optimizer_update_8bit_blockwise"):
+        table[getattr(torch.ops.bitsandbytes, name).default] = _nothing
+    return table
+
+
+def temporaries(func: Any, args: Any, kwargs: Any, out: Any) -> tuple[int, ...]:
+    """Sizes of blocks that the CUDA kernel of `func` allocates and frees by itself."""
+    rule = _TEMPORARIES.get(func)
+    return rule(args, kwargs, out) if rule is not None else ()
+
+
+_TEMPORARIES: dict[Any, Callable[..., tuple[int, ...]]] = {}
+
+__all__ = ["is_ghost", "rules", "temporaries"]
