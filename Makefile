@@ -26,16 +26,15 @@ lab: setup ## copy notebooks/ to work/ once and open JupyterLab there
 	@$(VENV)/python tools/workdir.py
 	@cd work && ../$(VENV)/jupyter lab
 
-test: setup lint ## everything that CI runs
-	$(VENV)/python -m pytest -n $(WORKERS) -m "not gpu" tests
-	$(VENV)/python -m pytest -n $(WORKERS) --nbmake --nbmake-timeout=600 notebooks
+test: setup lint ## everything that CI runs: lint, every test that needs no card, every notebook untouched
+	LABKIT_RUN="$(CURDIR)/runs/nbmake" $(VENV)/python -m pytest -n $(WORKERS) --nbmake --nbmake-timeout=600 tests notebooks
 
 test-fast: setup ## the quick tests, under 3 minutes
-	$(VENV)/python -m pytest -n $(WORKERS) -m "not gpu and not slow" tests
+	$(VENV)/python -m pytest -n $(WORKERS) -m "not slow" tests
 
 test-gpu: setup ## the tests that need a card, and every notebook on it
 	$(VENV)/python -m pytest -m gpu tests
-	$(VENV)/python -m pytest --nbmake --nbmake-timeout=1200 notebooks
+	LABKIT_RUN="$(CURDIR)/runs/nbmake" $(VENV)/python -m pytest --nbmake --nbmake-timeout=1200 notebooks
 
 lint: setup ## ruff (style and format) and mypy (types)
 	$(VENV)/ruff check .
@@ -43,10 +42,10 @@ lint: setup ## ruff (style and format) and mypy (types)
 	$(VENV)/mypy
 
 notebooks: setup ## make notebooks/ from lessons/
-	@$(VENV)/python -m labkit.notebooks
+	@$(VENV)/python -m labkit.notebooks build
 
 solutions: setup ## make and run the solved notebooks
-	@$(VENV)/python -m labkit.notebooks --solutions
+	@$(VENV)/python -m labkit.notebooks solutions
 
 bench-memory: setup ## prediction against measurement, as tables
 	@$(VENV)/python bench/memory.py
