@@ -32,7 +32,8 @@ def one(fields: dict[str, Any], *, card: str | None, budget: str | None, as_json
     recipe = Recipe.of(**fields)
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     with only_ours() as say:
-        report, row = _predicted(recipe, card, limit)
+        _load()
+        report, row = _predicted(recipe, card, limit, trace=not as_json)
         say(json.dumps(row) if as_json else _text(report, row, card, colour))
 
 
@@ -48,6 +49,7 @@ def file(path: Path, *, card: str | None, budget: str | None, as_json: bool) -> 
     machine.preset(card)
     code = 0
     with only_ours() as say:
+        _load()
         for number, line in enumerate(_lines(path), start=1):
             if not line.strip():
                 continue
@@ -90,11 +92,23 @@ def only_ours() -> Iterator[Callable[[str], None]]:
             ours.close()
 
 
-def _predicted(recipe: Recipe, card: str | None, limit: int | None) -> tuple[Report, dict[str, Any]]:
+def _load() -> None:
+    """Import what a prediction needs, so that its time does not count the imports."""
+    import transformers
+    from transformers.models.gpt2 import modeling_gpt2  # noqa: F401
+
+    from .memory import prediction  # noqa: F401
+
+    transformers.logging.set_verbosity_error()
+
+
+def _predicted(
+    recipe: Recipe, card: str | None, limit: int | None, trace: bool = False
+) -> tuple[Report, dict[str, Any]]:
     from . import memory
 
     start = time.perf_counter()
-    report = memory.predict_recipe(recipe, card=card, budget_bytes=limit)
+    report = memory.predict_recipe(recipe, card=card, budget_bytes=limit, trace=trace)
     return report, memory.recipe_row(recipe, report, time.perf_counter() - start)
 
 
@@ -137,10 +151,16 @@ def _text(report: Report, row: dict[str, Any], card: str | None, colour: bool) -
         what = f"budget {show_bytes(ceiling)}" if report.budget_bytes else f"{preset.name}, {show_bytes(ceiling)}"
         lines += ["", bar(held, ceiling, colour=colour), f"  the whole width is {what}"]
     low, high = preset.context_band
+    context = row.get("context_bytes")
     lines.append(
-        f"  outside the allocator: CUDA context, about {show_bytes(row.get('context_bytes'))}"
+        f"  outside the allocator: CUDA context, about {show_bytes(context)}"
         f" ({show_bytes(low)} to {show_bytes(high)} by card and driver)"
     )
+    reserved = [row[key] for key in ("reserved_bytes", "first_step_reserved_bytes") if row.get(key)]
+    if reserved and context is not None:
+        whole, room = max(reserved) + context, preset.memory_bytes
+        verdict = "fits" if whole <= room else "does not fit"
+        lines.append(f"  with it {show_bytes(whole)}: {verdict} the {show_bytes(room)} of {preset.title}")
     if not preset.measured:
         lines.append(f"  predictions for {preset.name} ({preset.sm}) were not checked on a real one")
     return "\n".join(lines)

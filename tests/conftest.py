@@ -1,0 +1,63 @@
+"""Rules for every test: `gpu` tests are skipped, and counted, where they cannot run; nothing else may be skipped."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+NO_CARD = "needs a CUDA card: make test-gpu on a machine with one"
+SHARED = "needs the card for itself: make test-gpu"
+GPU_ITEMS = pytest.StashKey[list[str]]()
+MODULES = pytest.StashKey[set[str]]()
+_skipped: list[tuple[str, str]] = []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    gpu = [item for item in items if item.get_closest_marker("gpu")]
+    config.stash[GPU_ITEMS] = sorted({item.nodeid.split("[")[0] for item in gpu})
+    config.stash[MODULES] = {item.nodeid.split("::")[0] for item in items}
+    if not gpu:
+        return
+    from labkit import machine
+
+    reason = NO_CARD if not machine.has_gpu() else SHARED if "PYTEST_XDIST_WORKER" in os.environ else None
+    if reason:
+        for item in gpu:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail"):
+        where = report.longrepr
+        _skipped.append((report.nodeid, where[2] if isinstance(where, tuple) else str(where)))
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.skipped:  # a whole module that skips itself
+        _skipped.append((report.nodeid, str(report.longrepr)))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if _unexpected() and session.exitstatus == 0 and "PYTEST_XDIST_WORKER" not in os.environ:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    known = len(_skipped) - len(_unexpected())
+    if known:
+        terminalreporter.write_line(f"{known} gpu tests skipped, listed in tests/gpu_tests.txt")
+    for nodeid, reason in _unexpected():
+        terminalreporter.write_line(f"FAILED {nodeid}: skipped ({reason}); only gpu tests may be", red=True)
+
+
+def _unexpected() -> list[tuple[str, str]]:
+    return [(nodeid, reason) for nodeid, reason in _skipped if NO_CARD not in reason and SHARED not in reason]
+
+
+@pytest.fixture(autouse=True)
+def _own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test depends on the variables of the person who runs it."""
+    for name in ("LABKIT_BUDGET", "LABKIT_CARD", "LABKIT_HOME", "LABKIT_RUN"):
+        monkeypatch.delenv(name, raising=False)
