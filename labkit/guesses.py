@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from . import show
@@ -90,10 +90,17 @@ class Answer(show.Silent):
         """Whether the guess lies within 20 % of what came out."""
         return self.error is not None and self.error <= WITHIN
 
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> Answer:
+        """The answer in a ledger row."""
+        return cls(**{f.name: row.get(f.name) for f in fields(cls)})  # type: ignore[arg-type]
+
     def row(self) -> dict[str, Any]:
-        """The row for the ledger."""
+        """The row for the ledger: kind ``guess`` for numbers (what a calibration plot takes), ``choice`` for words."""
+        numbers = all(v is None or _is_number(v) for v in (self.guess, self.measured))
         error = self.error if self.error is None or math.isfinite(self.error) else None
-        return {"kind": "answer", **asdict(self), "error": error, "good": self.good if self.scored else None}
+        kind = "guess" if numbers else "choice"
+        return {"kind": kind, **asdict(self), "error": error, "good": self.good if self.scored else None}
 
     def text(self) -> str:
         """The card as plain text."""

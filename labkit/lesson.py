@@ -123,7 +123,7 @@ def guess(name: str, value: Any, question: str, *, unit: str | None = None) -> g
     late = name in lesson.answers and lesson.answers[name].guess != value
     made = guesses.Guess.of(name, value, question, unit, late)
     lesson.guesses[name] = made
-    lesson.write("guess", **_finite(dataclasses.asdict(made)))
+    lesson.write("commit", **_finite(dataclasses.asdict(made)))
     show.emit(made.text(), made.html())
     return made
 
@@ -237,13 +237,9 @@ def finish(checklist: str = "", *, next: str | None = None) -> None:
     show.emit(text, show.card(html, "info"))
 
 
-def calibration() -> list[guesses.Answer]:
-    """Every scored guess in this ledger, of all lessons: the material of the course's calibration plot."""
-    latest: dict[tuple[str, str], guesses.Answer] = {}
-    fields = {f.name for f in dataclasses.fields(guesses.Answer)}
-    for row in current().ledger.rows():
-        if row.get("kind") == "answer" and row.get("good") is not None:
-            latest[row["lesson"], row["name"]] = guesses.Answer(**{k: v for k, v in row.items() if k in fields})
+def calibration() -> list[dict[str, Any]]:
+    """The answered guesses of all lessons in this ledger, the latest of each: what `labkit.plots.calibration` draws."""
+    latest = {(r["lesson"], r["name"]): r for r in current().ledger.rows() if r.get("kind") == "guess"}
     return list(latest.values())
 
 

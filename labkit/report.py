@@ -1,0 +1,348 @@
+"""The page of a run: one HTML file with everything in it, no script, nothing loaded from anywhere."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from . import executing, guesses, summary, verdicts
+from .progress import clock, label
+from .results import Ledger, Report
+from .runs import Run, State
+from .show import number
+from .units import UserError, show_bytes, show_seconds
+
+_IMG = re.compile(r'<img\b[^>]*\bsrc="data:image/png;base64,([^"]+)"[^>]*>')
+_ALT = re.compile(r'\balt="([^"]*)"')
+_EMPTY = " class=empty"
+_SIGNS = {"done": "✓ done", "kept": "✓ done", "failed": "✗ failed", "running": "… interrupted", "pending": "○ not run"}
+_STATUS = {"done": "good", "failed": "bad", "running": "half", "pending": "plain"}
+
+
+def write(folder: Path | str) -> Path:
+    """Write ``report.html`` of the run in `folder` (or of the ledger of interactive lessons) and return its path.
+
+    Raises `UserError` when there is no run, or the page cannot be written.
+    """
+    folder = Path(folder)
+    run, ledger = Run.load(folder), Ledger(folder / "ledger.jsonl")
+    if run is None and not ledger.path.is_file():
+        raise UserError(f"{folder} holds no run: neither run.json nor ledger.jsonl is there")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        rows = ledger.rows()
+    found = summary.by_lesson(rows)
+    page = folder / "report.html"
+    try:
+        executing.write_text(page, _page(folder, run, found, [str(w.message) for w in caught]))
+    except OSError as error:
+        raise UserError(f"cannot write {page}: {error.strerror or error}") from error
+    return page
+
+
+def figures(notebook: Path) -> list[tuple[str, str, str, int | None]]:
+    """The figures in an executed notebook: base64 of the PNG, its description, the cell's id, its width in pixels."""
+    found = []
+    book = executing.read_json(notebook) or {}
+    for cell in book.get("cells", []):
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            known = output.get("metadata", {}).get("image/png", {})
+            png, page = _text(data.get("image/png")), _text(data.get("text/html"))
+            if png:
+                images = [(png, str(known.get("alt", "")))]
+            else:
+                tags = _IMG.finditer(page)
+                images = [(t[1], html.unescape(a[1]) if (a := _ALT.search(t[0])) else "") for t in tags]
+            for image, alt in images:
+                found.append(("".join(image.split()), alt, cell.get("id", ""), known.get("width")))
+    return found
+
+
+def _page(folder: Path, run: Run | None, found: dict[str, summary.Summary], notices: list[str]) -> str:
+    states = run.lessons if run else tuple(State(name, label(name), "", "done") for name in found)
+    name = folder.resolve().name
+    parts = [
+        _head(run, found),
+        _lessons(states, found),
+        _failed(states),
+        _claims(found),
+        _guesses(found),
+        _pictures(folder, states),
+        _measurements(found),
+        _checklist(found),
+    ]
+    links = [(i, t) for i, t, body in parts[1:] if body]
+    nav = "".join(f'<a href="#{i}">{t}</a>' for i, t in links)
+    body = "".join(f'<section id="{i}"><h2>{t}</h2>{b}</section>' for i, t, b in parts[1:] if b)
+    notes = "".join(f"<p>{_safe(n)}</p>" for n in notices)
+    ended = run.finished if run and run.finished else None
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{_safe(name)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
+        f"style-src 'unsafe-inline'\"><style>{_CSS}</style></head><body>"
+        f"<header><p class=kicker>Course run {_safe(name)}</p>{parts[0][2]}<nav>{nav}</nav></header><main>{body}</main>"
+        f"<footer>{notes}<p>{'Finished ' + ended if ended else 'Not finished'}. Every row behind this page: "
+        f"<code>ledger.jsonl</code> beside it.</p></footer></body></html>\n"
+    )
+
+
+def _head(run: Run | None, found: dict[str, summary.Summary]) -> tuple[str, str, str]:
+    begun = next((s.begun for s in found.values() if s.begun), {})
+    machine = (run.machine if run else begun.get("machine")) or {}
+    versions = begun.get("versions") or {}
+    card = machine.get("card")
+    title = card or "No GPU: memory predicted"
+    facts = []
+    if card:
+        capability = machine.get("capability")
+        facts.append(("Memory", show_bytes(machine.get("memory_bytes"))))
+        facts.append(("Compute capability", "sm_{}{}".format(*capability) if capability else "–"))
+        facts.append(("Driver", f"{machine.get('driver') or '–'} (carries CUDA {machine.get('driver_cuda') or '–'})"))
+    else:
+        facts.append(("Memory is for", f"{begun.get('card', '–')}, predicted"))
+    budgets = sorted({s.begun["budget_bytes"] for s in found.values() if s.begun and s.begun.get("budget_bytes")})
+    facts.append(("Budget", ", ".join(show_bytes(b) for b in budgets) or "–"))
+    facts.append(
+        ("PyTorch", f"{machine.get('torch', '–')}" + (f", CUDA {machine['cuda']}" if machine.get("cuda") else ""))
+    )
+    facts.append(("Transformers", versions.get("transformers") or "–"))
+    facts.append(("Python", f"{machine.get('python', '–')} on {machine.get('system', '–')}"))
+    facts.append(("labkit", versions.get("labkit") or (run.labkit if run else "–")))
+    if run:
+        facts.append(("Started", run.started.replace("T", " ").rstrip("Z") + " UTC"))
+    cells = "".join(f"<div><dt>{_safe(k)}</dt><dd>{_safe(v)}</dd></div>" for k, v in facts)
+    return "machine", "Machine", f"<h1>{_safe(title)}</h1><dl class=facts>{cells}</dl>"
+
+
+def _lessons(states: Sequence[State], found: dict[str, summary.Summary]) -> tuple[str, str, str]:
+    rows, tones = [], []
+    for state in states:
+        one = found.get(state.name)
+        score = one.calibration if one else None
+        off = score.median_error if score and score.guessed else None
+        rows.append(
+            (
+                f"<b>{_safe(state.name[:2])}</b> {_safe(state.title)}",
+                _safe(_SIGNS.get(state.status, state.status)),
+                clock(state.seconds) or "–",
+                _safe(one.peak_text() if one else "–"),
+                _safe(str(score) if score else "–"),
+                f"{100 * off:.0f} %" if off is not None and math.isfinite(off) else "–",
+                _safe(one.points_text() if one else "–"),
+                _safe(one.claims_text() if one else "–"),
+            )
+        )
+        tones.append(_STATUS.get(state.status, "plain"))
+    head = ("Lesson", "Status", "Time", "Largest peak", "Guesses", "Median error", "Points", "Claims")
+    done = sum(s.status == "done" for s in states)
+    seconds = sum(s.seconds or 0 for s in states)
+    line = f"{done} of {len(states)} lessons done" + (f" in {clock(seconds)}" if seconds else "")
+    return "lessons", "Lessons", f"<p>{line}.</p>" + _table(head, rows, tones)
+
+
+def _failed(states: Sequence[State]) -> tuple[str, str, str]:
+    blocks = []
+    for state in states:
+        if state.status == "failed":
+            more = (
+                f"<details><summary>Traceback</summary><pre>{_safe(state.traceback)}</pre></details>"
+                if state.traceback
+                else ""
+            )
+            blocks.append(f"<div class=failure><b>{_safe(label(state.name))}</b>, {_safe(state.where())}{more}</div>")
+    return "failed", "Failed", "".join(blocks)
+
+
+def _claims(found: dict[str, summary.Summary]) -> tuple[str, str, str]:
+    rows, tones = [], []
+    for name, one in found.items():
+        for claim in one.claims:
+            text, said_by, measured, verdict, scope = (_rich(c) for c in claim.cells())
+            rows.append((f"<b>{_safe(name[:2])}</b>", text, said_by, measured, verdict, scope))
+            tones.append(claim.tone())
+    total = verdicts.summary(c.outcome for s in found.values() for c in s.claims)
+    body = f"<p>What the field says, and what this run found: {_safe(total)}.</p>"
+    head = ("", "Claim", "Said by", "Found here", "Verdict", "For")
+    return "claims", "Claims", body + _table(head, rows, tones) if rows else ""
+
+
+def _guesses(found: dict[str, summary.Summary]) -> tuple[str, str, str]:
+    answers = [(name, a) for name, one in found.items() for a in one.answers]
+    if not answers:
+        return "guesses", "Guesses", ""
+    score = guesses.Calibration.of(a for _, a in answers)
+    rows, tones = [], []
+    for name, a in answers:
+        source = "" if a.measured is None else a.source or ""
+        off = "–" if a.error is None else f"{100 * a.error:.0f} %" if math.isfinite(a.error) else "∞"
+        if a.error is not None and isinstance(a.measured, (bool, str)):
+            off = "right" if a.good else "wrong"
+        cells = (number(a.guess, a.unit), number(a.formula, a.unit), number(a.measured, a.unit), source, off)
+        rows.append((f"<b>{_safe(name[:2])}</b>", _rich(a.question or a.name), *map(_safe, cells), _strip(a)))
+        tones.append("plain" if not a.scored else "good" if a.good else "bad")
+    head = (
+        "",
+        "Question",
+        "Guess",
+        "Formula",
+        "Came out",
+        "Source",
+        "Off by",
+        "Against what came out",
+    )
+    key = (
+        '<p class=key><span class="dot guess"></span> guess <span class="dot formula"></span> formula; the line in the'
+        " middle is what came out, the band around it 20 %, the edges a tenth and ten times.</p>"
+    )
+    return "guesses", "Guesses", f"<p>{_safe(score.sentence())}</p>{key}{_table(head, rows, tones)}"
+
+
+def _strip(answer: guesses.Answer) -> str:
+    """A guess and a formula on a logarithmic axis from a tenth of what came out to ten times of it."""
+    truth = answer.measured
+    if isinstance(truth, (bool, str)) or not truth:
+        return ""
+    band = 60 * math.log10(1 + guesses.WITHIN)
+    marks = f'<rect class=band x="{70 - band:.1f}" y="1" width="{2 * band:.1f}" height="18"/>'
+    marks += '<path class=axis d="M10 10H130M10 6V14M130 6V14"/><path d="M70 1V19"/>'
+    for kind, value in (("formula", answer.formula), ("guess", answer.guess)):
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value / truth > 0:
+            x = 70 + 60 * max(-1.0, min(1.0, math.log10(value / truth)))
+            marks += f'<circle class={kind} cx="{x:.1f}" cy="10" r="5"/>'
+    return f'<svg viewBox="0 0 140 20" width="140" height="20" aria-hidden="true">{marks}</svg>'
+
+
+def _pictures(folder: Path, states: Sequence[State]) -> tuple[str, str, str]:
+    blocks = []
+    for state in states:
+        images = figures(folder / "notebooks" / f"{state.name}.ipynb")
+        if not images:
+            continue
+        cells = "".join(
+            f'<figure><img src="data:image/png;base64,{data}" alt="{html.escape(alt, quote=True)}"'
+            f"{f' width={int(width)}' if width else ''}>"
+            f"<figcaption>{_safe(alt or 'no description')}</figcaption></figure>"
+            for data, alt, _, width in images
+        )
+        blocks.append(
+            f'<h3 id="figures-{_safe(state.name)}">{_safe(label(state.name))}</h3><div class=gallery>{cells}</div>'
+        )
+    return "figures", "Figures", "".join(blocks)
+
+
+def _measurements(found: dict[str, summary.Summary]) -> tuple[str, str, str]:
+    blocks = []
+    head = ("Experiment", "Outcome", "Allocated", "Reserved", "Step", "Tokens/s", "Source", "Card")
+    for name, one in found.items():
+        if one.reports:
+            body = _table(
+                head, [_report_row(r) for r in one.reports], ["bad" if not r.ok else "good" for r in one.reports]
+            )
+            count = f"{len(one.reports)} experiment{'s' if len(one.reports) > 1 else ''}"
+            blocks.append(f"<details><summary>{_safe(label(name))}: {count}</summary>{body}</details>")
+    return "measurements", "Measurements", "".join(blocks)
+
+
+def _report_row(report: Report) -> tuple[str, ...]:
+    failure, steady = report.failure, report.steady or report.first
+    sizes = (
+        " ".join(f"{k} {v}" for k, v in report.settings.items() if isinstance(v, (int, str))) if report.settings else ""
+    )
+    outcome = f"out of memory in {failure.phase}" if failure else report.status
+    rate = report.tokens_per_second
+    return (
+        f"{_safe(report.name)}<br><small>{_safe(sizes)}</small>" if sizes else _safe(report.name),
+        _safe(outcome + (f", wanted {show_bytes(failure.wanted_bytes)}" if failure else "")),
+        show_bytes(report.peak_bytes),
+        show_bytes(steady.reserved_bytes if steady and report.ok else None),
+        show_seconds(report.timing.median_seconds if report.timing else None),
+        f"{rate:,.0f}" if rate else "–",
+        _safe(report.source),
+        _safe(report.card),
+    )
+
+
+def _checklist(found: dict[str, summary.Summary]) -> tuple[str, str, str]:
+    items = "".join(f"<li>{_rich(s.checklist)}</li>" for s in found.values() if s.checklist)
+    return "checklist", "Checklist", f"<ol>{items}</ol>" if items else ""
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], tones: Sequence[str]) -> str:
+    """A table of cells that are HTML already; on a narrow screen each row becomes a card with its labels."""
+    heads = "".join(f"<th>{h}</th>" for h in head)
+    lines = []
+    for row, tone in zip(rows, tones, strict=True):
+        cells = "".join(
+            f'<td data-label="{html.escape(h)}"{_EMPTY if c in ("", "–") else ""}><span>{c}</span></td>'
+            for h, c in zip(head, row, strict=True)
+        )
+        lines.append(f"<tr class={tone}>{cells}</tr>")
+    return f"<div class=wide><table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+
+
+def _safe(text: Any) -> str:
+    return html.escape(str(text), quote=False)
+
+
+def _rich(text: str) -> str:
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", _safe(text))
+
+
+def _text(value: Any) -> str:
+    return "".join(value) if isinstance(value, list) else value or ""
+
+
+_CSS = """
+:root{color-scheme:light dark;--ink:#1d2129;--soft:#5c6470;--line:#dfe3e8;--page:#fff;--panel:#f5f7f9;
+--good:#00805d;--bad:#c2500a;--half:#b87a00;--plain:#aab1bb;--info:#2a7ab0}
+@media (prefers-color-scheme:dark){:root{--ink:#e6e8eb;--soft:#a2aab5;--line:#363c45;--page:#16191d;--panel:#1f2329;
+--good:#2fc49a;--bad:#f2894a;--half:#e6ad3c;--plain:#5d6570;--info:#66b1e3}}
+*{box-sizing:border-box}html{scroll-behavior:smooth}
+body{margin:0;background:var(--page);color:var(--ink);font:16px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif}
+header,main,footer{max-width:1160px;margin:0 auto;padding:0 24px}header{padding-top:28px}
+.kicker{margin:0;color:var(--soft)}h1{margin:0 0 .5em;font-size:1.9em;line-height:1.2}
+h2{margin:2.2em 0 .4em;font-size:1.3em}h3{margin:1.6em 0 .4em;font-size:1.05em}
+.facts{display:grid;grid-template-columns:repeat(auto-fill,minmax(200px,1fr));gap:2px 18px;margin:0;
+background:var(--panel);border:1px solid var(--line);border-radius:8px;padding:8px 16px}
+.facts div{padding:3px 0}dt{color:var(--soft);font-size:.82em}dd{margin:0}
+nav{display:flex;flex-wrap:wrap;gap:4px 18px;margin:18px 0 0;padding-bottom:8px;border-bottom:1px solid var(--line)}
+a{color:var(--info)}nav a{text-decoration:none}
+table{border-collapse:collapse;width:100%;font-size:.93em}
+th{text-align:left;font-weight:600;color:var(--soft);font-size:.88em;vertical-align:bottom}
+th,td{padding:6px 12px 6px 0;border-bottom:1px solid var(--line)}
+td{vertical-align:top;font-variant-numeric:tabular-nums}
+td[data-label="Off by"],td[data-label="Source"],td[data-label="Guess"],td[data-label="Formula"]{white-space:nowrap}
+td:first-child,th:first-child{padding-left:10px}
+tr.good td:first-child{box-shadow:inset 4px 0 var(--good)}
+tr.bad td:first-child{box-shadow:inset 4px 0 var(--bad)}
+tr.half td:first-child{box-shadow:inset 4px 0 var(--half)}tr.plain td:first-child{box-shadow:inset 4px 0 var(--plain)}
+.failure{border-left:4px solid var(--bad);background:var(--panel);padding:8px 14px;margin:8px 0;overflow-wrap:anywhere}
+pre{overflow-x:auto;font-size:.82em;line-height:1.4}code{font-size:.92em}
+details{margin:6px 0}summary{cursor:pointer}.wide{overflow-x:auto}
+svg{vertical-align:middle}svg path{stroke:var(--ink);fill:none}svg .axis{stroke:var(--plain)}
+svg .band{fill:var(--good);opacity:.22}
+.guess{fill:var(--info);background:var(--info)}.formula{fill:var(--half);background:var(--half)}
+.dot{display:inline-block;width:10px;height:10px;border-radius:50%;margin:0 2px 0 8px}
+.key{color:var(--soft);font-size:.88em}.key .dot:first-child{margin-left:0}
+.gallery{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(480px,100%),1fr));gap:22px;align-items:start}
+figure{margin:0}
+figure img{display:block;max-width:100%;height:auto;background:#fff;border:1px solid var(--line);border-radius:6px}
+figcaption{color:var(--soft);font-size:.84em;margin-top:6px;max-width:60em}
+footer{color:var(--soft);font-size:.88em;padding-top:2.5em;padding-bottom:3em}
+@media (max-width:700px){header,main,footer{padding-left:14px;padding-right:14px}thead{display:none}
+table,tbody,tr,td{display:block}tr{border-bottom:1px solid var(--line);padding:8px 0}
+td,td:first-child{border:0;padding:1px 0 1px 12px;box-shadow:none!important}
+tr.good{box-shadow:inset 4px 0 var(--good)}tr.bad{box-shadow:inset 4px 0 var(--bad)}
+tr.half{box-shadow:inset 4px 0 var(--half)}tr.plain{box-shadow:inset 4px 0 var(--plain)}
+td,td:first-child{display:grid;grid-template-columns:7.2em 1fr;gap:.4em}td.empty{display:none}
+td::before{content:attr(data-label);color:var(--soft);font-size:.86em}
+td[data-label=""]{display:block}}
+@media print{nav{display:none}details{display:block}}
+"""
