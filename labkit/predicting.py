@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from . import machine
 from .units import UserError, parse_size, show_bytes
@@ -48,9 +48,9 @@ def file(path: Path, *, card: str | None, budget: str | None, as_json: bool) -> 
     limit = None if budget is None else parse_size(budget)
     machine.preset(card)
     code = 0
-    with only_ours() as say:
+    with _opened(path) as lines, only_ours() as say:
         _load()
-        for number, line in enumerate(_lines(path), start=1):
+        for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
@@ -112,16 +112,18 @@ def _predicted(
     return report, memory.recipe_row(recipe, report, time.perf_counter() - start)
 
 
-def _lines(path: Path) -> Iterator[str]:
-    """The lines of a file, or of standard input for ``-``; undecodable bytes become part of a wrong line."""
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[str]]:
+    """A file, or standard input for ``-``; bytes that are not UTF-8 become part of a wrong line."""
     if str(path) == "-":
-        yield from sys.stdin
+        yield sys.stdin
         return
     try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            yield from lines
+        lines = path.open(encoding="utf-8", errors="replace")
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    with lines:
+        yield lines
 
 
 def _fields(line: str) -> dict[str, Any]:
