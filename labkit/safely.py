@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -58,13 +59,15 @@ def plain(value: Any, depth: int = 0) -> Any:
         if kind is dict:
             return {plain(k, depth + 1): plain(v, depth + 1) for k, v in value.items()}
         return kind(plain(item, depth + 1) for item in value)
-    for library, names in (("numpy", ("generic", "ndarray")), ("torch", ("Tensor",))):
-        module = sys.modules.get(library)
-        bases = tuple(getattr(module, name) for name in names if module and hasattr(module, name))
-        if not isinstance(value, bases) or getattr(kind, "__module__", "").split(".")[0] != library:
-            continue
-        if library == "numpy":
-            return plain(value.item() if value.ndim == 0 else value.tolist(), depth + 1)
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    # the libraries' own methods, called on the type: a subclass of the learner's may have others
+    if numpy is not None and kind is numpy.longdouble:  # its item() is itself
+        return float(value)
+    if numpy is not None and issubclass(kind, numpy.generic) and depth < _DEEPEST:
+        return plain(numpy.generic.item(value), depth + 1)
+    if numpy is not None and issubclass(kind, numpy.ndarray):
+        return plain(numpy.ndarray.tolist(value), depth + 1)
+    if torch is not None and kind in (torch.Tensor, torch.nn.Parameter):
         if value.numel() > _LONGEST:
             raise NotPlain(f"a tensor of {value.numel():,} elements")
         return plain(value.detach().cpu().tolist(), depth + 1)
@@ -111,12 +114,12 @@ def shown(value: Any, limit: int = 60) -> str:
 
 
 def is_blank(value: Any) -> bool:
-    """Whether an answer was left as it came: `...`, or a function whose body is `...`."""
+    """Whether an answer was left as it came: `...`, or a function that does nothing (its body is `...`)."""
     if value is BLANK:
         return True
-    code = getattr(value, "__code__", None) if isinstance(value, type(is_blank)) else None
-    if code is None:
+    if type(value) is not types.FunctionType:
         return False
+    code = value.__code__
 
     def stub():  # type: ignore[no-untyped-def]
         ...
@@ -124,7 +127,8 @@ def is_blank(value: Any) -> bool:
     def documented():  # type: ignore[no-untyped-def]
         """What a stub with a docstring compiles to."""
 
-    return code.co_code in (stub.__code__.co_code, documented.__code__.co_code) and not code.co_names
+    nothing = all(constant is None or constant == value.__doc__ for constant in code.co_consts)
+    return nothing and code.co_code in (stub.__code__.co_code, documented.__code__.co_code)
 
 
 def call(function: Callable[..., Any], *args: Any, seconds: float = 10.0, **kwargs: Any) -> Outcome:
