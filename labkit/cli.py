@@ -113,6 +113,48 @@ def fetch(
 
 
 @app.command()
+def run(
+    lessons: Annotated[
+        list[str] | None, typer.Argument(metavar="[LESSON]...", help="Names or numbers, such as 01; all by default.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder of the run; a new one in runs/ by default.")] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start anew instead of going on with an unfinished run.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds that one cell may take.")] = 1200,
+) -> None:
+    """Run lessons headless on this machine and write the report. Exit code 1 when a lesson failed.
+
+    Example: labkit run 00 01
+    """
+    from . import course, places
+    from . import fetch as fetching
+
+    books = course.choose(lessons or (), places.home() / "notebooks")
+    for name in fetching.needed_by(books):
+        try:
+            fetching.fetch([name], say=print)
+        except UserError as error:  # the lessons that need it will say so; the others run
+            print(f"labkit: {error}", file=sys.stderr)
+    raise typer.Exit(course.run(lessons or (), out=out, resume=not fresh, timeout=timeout))
+
+
+@app.command()
+def report(
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The folder of a run, such as runs/2026-12-01T10-22-t4.")
+    ],
+) -> None:
+    """Write the HTML report of a run again, and print where it is.
+
+    Example: labkit report runs/interactive
+    """
+    from . import report as reporting
+
+    print(reporting.write(folder))
+
+
+@app.command()
 def predict(
     model: Annotated[
         str | None,

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -110,6 +110,17 @@ def fetch(names: Sequence[str] | None = None, *, force: bool = False, say: Calla
         except OSError as error:
             raise UserError(_explain(error, model)) from error
     return [folder(model.name) for model in wanted]
+
+
+def needed_by(notebooks: Iterable[Path]) -> list[str]:
+    """What these lessons say that they need, of what is not here yet."""
+    named = []
+    for notebook in notebooks:
+        try:
+            named += json.loads(notebook.read_text(encoding="utf-8"))["metadata"].get("labkit", {}).get("fetch", [])
+        except (OSError, ValueError, KeyError, AttributeError):
+            continue  # an unreadable notebook is reported where it is run
+    return [name for name in dict.fromkeys(named) if not is_here(name)]
 
 
 def listing() -> str:

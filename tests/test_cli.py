@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -105,6 +106,9 @@ def test_version_and_no_command(capsys):
         (["predict", "--recipes", "no-such-file.jsonl"], "no-such-file.jsonl"),
         (["fetch", "no-such-thing"], "smollm2-135m"),
         (["doctor", "extra"], "extra"),
+        (["run", "99"], "unknown lesson '99'"),
+        (["run", "--timeout", "0"], "--timeout"),
+        (["report", "no-such-run"], "no-such-run"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(arguments, named, capsys):
@@ -197,6 +201,29 @@ def test_predict_as_text_shows_who_holds_the_peak_and_what_is_outside(quick_pred
     assert "does not fit" not in text
     text = _captured("predict", "gpt2", "--card", "h200")
     assert "fits the 140.40 GiB of NVIDIA H200" in text and "not checked" not in text
+
+
+def test_run_fetches_what_its_lessons_need_and_goes_on_without_a_network(tmp_path, monkeypatch, capsys):
+    from labkit import course, fetch
+
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
+    (tmp_path / "notebooks").mkdir()
+    for name, needs in (("00_a", []), ("01_b", ["smollm2-135m"])):
+        book = {"metadata": {"labkit": {"fetch": needs}}, "cells": [], "nbformat": 4, "nbformat_minor": 5}
+        (tmp_path / "notebooks" / f"{name}.ipynb").write_text(json.dumps(book))
+    asked, ran = [], []
+
+    def offline(names, say):
+        asked.extend(names)
+        raise units.UserError("no package index could be reached")
+
+    monkeypatch.setattr(fetch, "fetch", offline)
+    monkeypatch.setattr(course, "run", lambda lessons, **options: ran.append((list(lessons), options)) or 1)
+    code, _, err = call(capsys, "run", "00")
+    assert code == 1 and asked == [] and err == ""
+    code, _, err = call(capsys, "run", "--fresh", "--timeout", "5", "--out", "somewhere")
+    assert code == 1 and asked == ["smollm2-135m"] and err == "labkit: no package index could be reached\n"
+    assert ran[1] == ([], {"out": Path("somewhere"), "resume": False, "timeout": 5.0})
 
 
 def test_a_bar_beyond_the_budget_says_so():
