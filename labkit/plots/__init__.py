@@ -1,0 +1,33 @@
+"""Figures of what was measured or predicted: each function takes Reports and returns a matplotlib Axes.
+
+Every figure is drawn for 480 pixels (half a notebook's width), says where its numbers come from in its title, tells
+things apart by more than colour, and carries a description: `alt`. As the last line of a cell it shows itself,
+description included; `show` does so anywhere else in a cell. No figure is known to pyplot, so none can leak.
+"""
+
+from __future__ import annotations
+
+from .canvas import alt, img, png, show
+from .curves import Fit, fit_exponent, sweep
+from .front import pareto
+from .guessing import calibration
+from .peak import bars, waterfall
+from .step import HeatmapPair, heatmap, heatmap_pair, timeline
+
+__all__ = [
+    "Fit",
+    "HeatmapPair",
+    "alt",
+    "bars",
+    "calibration",
+    "fit_exponent",
+    "heatmap",
+    "heatmap_pair",
+    "img",
+    "pareto",
+    "png",
+    "show",
+    "sweep",
+    "timeline",
+    "waterfall",
+]
