@@ -60,7 +60,7 @@ def choose(wanted: Sequence[str], folder: Path) -> list[Path]:
     chosen = {}
     for wish in wanted or books:
         name = Path(wish).stem if wish.endswith((".ipynb", ".py")) else wish
-        found = [b for b in books if b == name or b.split("_")[0] == name.zfill(2)]
+        found = [b for b in books if b == name or (name.isdigit() and b.split("_")[0] == name.zfill(2))]
         if not found:
             raise UserError(f"unknown lesson {wish!r}: {', '.join(books)}")
         chosen[found[0]] = books[found[0]]

@@ -11,6 +11,8 @@
 # ---
 
 # %%
+from array import array
+
 import labkit as lab
 
 lesson = lab.begin("00_sample", budget="1GiB")
@@ -31,16 +33,14 @@ lab.claims()
 # %%
 lab.guess("row_bytes", None, "How many bytes does `array('f', range(1024))` hold?", unit="bytes")
 
+
 # %% name="row"
-from array import array
-
-
 def row(length):
     return array("f", range(length))
 
 
 sizes = [len(row(n)) * row(n).itemsize for n in (256, 512, 1024)]
-sizes
+print(sizes)
 
 # %%
 lab.answer("row_bytes", measured=sizes[-1], formula=1024 * 4, source="cpu")
@@ -54,14 +54,14 @@ lab.answer("row_bytes", measured=sizes[-1], formula=1024 * 4, source="cpu")
 # A list holds the same numbers.
 
 # %%
-list(row(4)) == [0.0, 1.0, 2.0, 3.0]
+assert list(row(4)) == [0.0, 1.0, 2.0, 3.0]
 
 # %% [markdown]
 # ## Negative control
 # Sorting changes no byte.
 
 # %%
-len(sorted(row(8))) == 8
+assert len(sorted(row(8))) == 8
 
 # %% [markdown]
 # ## Pitfalls
