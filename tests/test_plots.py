@@ -332,7 +332,7 @@ def test_timeline_stacks_to_the_total() -> None:
 
 @pytest.mark.parametrize("draw", [plots.heatmap, plots.timeline, lambda r: plots.heatmap_pair(report(), r)])
 def test_without_a_timeline_the_error_says_what_to_draw(draw: Callable[[Report], object]) -> None:
-    with pytest.raises(UserError, match=r"ran out of memory in backward before a step was traced.*plots.bars"):
+    with pytest.raises(UserError, match=r"ran out of memory in backward before a whole step was traced.*plots.bars"):
         draw(out_of_memory())
     with pytest.raises(UserError, match="holds no traced step"):
         draw(report(timeline=None))
@@ -360,6 +360,10 @@ def test_bars_of_a_failure_show_what_was_alive_and_wanted() -> None:
     assert "activations 6.31 GiB" in plots.alt(ax)
     dashed = [p for p in ax.patches if p.get_linestyle() == "--"]
     assert [p.get_width() * GiB for p in dashed] == [768 * MiB]
+    both = plots.bars([report(), out_of_memory()])  # each against its own budget
+    rules = [path.vertices[0, 0] for c in both.collections for path in c.get_paths() if len(path.vertices)]
+    assert rules == [12, 8]
+    assert both.get_xlim()[1] > 12
 
 
 def test_bars_add_up_to_the_peak_with_what_the_trace_missed() -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Terms = Mapping[str, "tuple[int | None, int | None]"]  # name -> (bytes by formula, bytes measured)
-SAME = 0.01  # a term that changes by less than this part of itself counts as the same
+SAME = 0.02  # a term that changes by less than this part of itself counts as the same
 
 
 def bars(reports: Report | Iterable[Report], ax: Axes | None = None) -> Axes:
@@ -59,7 +59,8 @@ def bars(reports: Report | Iterable[Report], ax: Axes | None = None) -> Axes:
         else:
             ax.vlines([], 0, 0, color=VERMILLION, label="budget")
             for row, budget in enumerate(budgets):
-                if budget and budget <= 3 * largest:
+                if budget and budget <= 1.6 * largest:
+                    ax.set_xlim(right=max(ax.get_xlim()[1], 1.03 * budget / divisor))
                     ax.vlines(budget / divisor, row - 0.45, row + 0.45, color=VERMILLION)
         canvas.legend_below(ax)
         title = canvas.named(found[0]) if len(found) == 1 else "What the peaks consist of"

@@ -102,7 +102,7 @@ def _timeline(report: Report, function: str) -> Timeline:
     if steps is None or not steps.phases or not steps.held:
         why = "it holds no traced step"
         if report.failure:
-            why = f"it ran out of memory in {report.failure.phase} before a step was traced"
+            why = f"it ran out of memory in {report.failure.phase} before a whole step was traced"
         raise UserError(f"{function}: {report.name} has no timeline ({why}); plots.bars(report) shows what was alive")
     return steps
 
@@ -203,7 +203,7 @@ def _draw_total(ax: Axes, report: Report, steps: Timeline, ceiling: int) -> None
     ax.annotate(
         f"budget {show_bytes(report.budget_bytes)}", (0.01, report.budget_bytes / divisor),
         xycoords=("axes fraction", "data"), xytext=(0, 1), textcoords="offset points", va="bottom",
-        color=canvas.DARK_RED, fontsize=canvas.SMALL,
+        color=canvas.DARK_RED, fontsize=canvas.SMALL, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.3},
     )  # fmt: skip
 
 
