@@ -37,9 +37,13 @@ def write(folder: Path | str) -> Path:
         warnings.simplefilter("always")
         rows = ledger.rows()
     found = summary.by_lesson(rows)
+    notices = [str(w.message) for w in caught]
+    notices += [
+        f"{s.lesson}: rows that cannot be read and are left out: {s.unreadable}" for s in found.values() if s.unreadable
+    ]
     page = folder / "report.html"
     try:
-        executing.write_text(page, _page(folder, run, found, [str(w.message) for w in caught]))
+        executing.write_text(page, _page(folder, run, found, notices))
     except OSError as error:
         raise UserError(f"cannot write {page}: {error.strerror or error}") from error
     return page

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from . import guesses, verdicts
 from .results import Report
-from .units import show_bytes
+from .units import UserError, show_bytes
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Summary:
     checklist: str = ""
     begun: dict[str, Any] | None = None
     finished: bool = False
+    unreadable: int = 0  # rows that are of a known kind and lack something
 
     @property
     def calibration(self) -> guesses.Calibration:
@@ -70,17 +71,48 @@ def by_lesson(rows: Iterable[dict[str, Any]]) -> dict[str, Summary]:
 
 
 def _summary(lesson: str, rows: list[dict[str, Any]]) -> Summary:
-    answers = {r["name"]: guesses.Answer.from_row(r) for r in rows if r.get("kind") in ("guess", "choice")}
-    claims = {r["key"]: verdicts.Claim.from_row(r) for r in rows if r.get("kind") == "claim"}
-    checks = {r["exercise"]: r for r in rows if r.get("kind") == "check"}
-    ends = [r for r in rows if r.get("kind") == "finish"]
+    found: dict[str, dict[Any, Any]] = {kind: {} for kind in _READERS}
+    unreadable = 0
+    for number, row in enumerate(rows):
+        kind = _SAME.get(str(row.get("kind")), str(row.get("kind")))
+        if kind not in _READERS:
+            continue
+        try:
+            key, value = _READERS[kind](row)
+        except (KeyError, TypeError, ValueError, AttributeError, UserError):  # written by hand, or by another version
+            unreadable += 1
+            continue
+        found[kind][number if key is None else key] = value
     return Summary(
         lesson,
-        tuple(Report.from_dict(r) for r in rows if r.get("kind") == "report"),
-        tuple(answers.values()),
-        tuple(claims.values()),
-        tuple(checks.values()),
-        str(ends[-1].get("checklist") or "") if ends else "",
-        next((r for r in rows if r.get("kind") == "begin"), None),
-        bool(ends),
+        tuple(found["report"].values()),
+        tuple(found["guess"].values()),
+        tuple(found["claim"].values()),
+        tuple(found["check"].values()),
+        next(iter(found["finish"].values()), ""),
+        next(iter(found["begin"].values()), None),
+        bool(found["finish"]),
+        unreadable,
     )
+
+
+def _claim(row: dict[str, Any]) -> tuple[str, verdicts.Claim]:
+    claim = verdicts.Claim.from_row(row)
+    claim.cells()  # raises for a verdict that is none
+    return row["key"], claim
+
+
+def _check(row: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return row["exercise"], {**row, "points": float(row["points"]), "maximum": float(row["maximum"])}
+
+
+# how a row of each kind is read: what it replaces when it comes again (None: nothing), and its value
+_READERS: dict[str, Callable[[dict[str, Any]], tuple[Any, Any]]] = {
+    "begin": lambda row: ("begin", row),
+    "report": lambda row: (None, Report.from_dict(row)),
+    "guess": lambda row: (row["name"], guesses.Answer.from_row(row)),
+    "claim": _claim,
+    "check": _check,
+    "finish": lambda row: ("finish", str(row.get("checklist") or "")),
+}
+_SAME = {"choice": "guess"}
