@@ -136,7 +136,7 @@ def test_after_running_out_everything_is_back(card, cycle):
 def test_what_does_not_come_back_is_reported(card):
     keep = []
     report = measure(hungry(card, keep=keep), budget="2GiB")
-    assert report.leftover_bytes == 2 * GiB  # one block from each pass: the plain one and the traced one
+    assert report.leftover_bytes == GiB  # the block of the first pass; it left no room for another in the second
     assert "left behind" in str(measure(lambda device: lambda: keep.append(Block(card, MiB)), repeats=0, trace=False))
 
 
@@ -303,5 +303,5 @@ def test_without_a_card_the_same_function_is_predicted(monkeypatch):
     report = measure(experiment, batch=4)
     weights = 4 * 1024 * 1025
     assert report.source == "predicted" and report.settings == {"batch": 4} and isinstance(report.steady, Peaks)
-    assert 2 * weights < report.steady.requested_bytes - 66 * MiB < 2 * weights + MiB
+    assert 2 * weights < report.steady.requested_bytes - 65 * MiB < 2 * weights + MiB
     assert report.timing is None and isinstance(report, Report)
