@@ -69,7 +69,7 @@ class Allocator:
         self.peak_allocated = self.peak_requested = self.peak_reserved = 0
         self._pools: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])  # large, small: (size, address)
         self._blocks: dict[int, Block] = {}  # free blocks by address
-        self._next = 1 << 40  # addresses rise, as the driver hands them out
+        self._driver = _Driver()
         self._arenas: dict[bool, _Arena] = {}
 
     def take(self, nbytes: int) -> Block:
@@ -125,6 +125,7 @@ class Allocator:
         for block in list(self._blocks.values()):
             if block.before is None and block.after is None and not self.expandable:
                 self._uncache(block)
+                self._driver.give(block.address, block.nbytes)
                 self.reserved -= block.nbytes
         for arena in self._arenas.values():
             self._shrink(arena)
@@ -156,9 +157,7 @@ class Allocator:
     def _segment(self, size: int, small: bool, nbytes: int) -> Block:
         total = segment_bytes(size)
         self._reserve(total, size, nbytes)
-        block = Block(self._next, total, small)
-        self._next += total
-        return block
+        return Block(self._driver.take(total), total, small)
 
     def _reserve(self, total: int, size: int, nbytes: int) -> None:
         if self.capacity is not None and self.reserved + total > self.capacity:
@@ -210,6 +209,47 @@ class Allocator:
             arena.tail = last.before
             if last.before is not None:
                 last.before.after = None
+
+
+class _Driver:
+    """Where the driver places segments. Of blocks of one size the allocator takes the one with the lowest address,
+    so the order of addresses decides which block is split.
+
+    Observed on an H200 (driver 580): what the context left over comes first, rising; then the driver reserves chunks
+    of whole 32 MiB downwards, and hands out what is left in them to the first request that fits, lowest address first.
+    """
+
+    CHUNK = 32 * MiB
+    LEFT_OVER = (
+        (0, 222 * 2 * MiB),
+        (259 * 2 * MiB, 11 * 2 * MiB),
+    )  # seen free when two cuBLAS workspaces are not yet there
+
+    def __init__(self) -> None:
+        self._floor = 1 << 46
+        self._free = [(self._floor + start, length) for start, length in self.LEFT_OVER]
+
+    def take(self, nbytes: int) -> int:
+        """The address of a new segment."""
+        nbytes = -(-nbytes // (2 * MiB)) * 2 * MiB
+        for i, (start, length) in enumerate(self._free):
+            if length >= nbytes:
+                self._free[i : i + 1] = [(start + nbytes, length - nbytes)] if length > nbytes else []
+                return start
+        chunk = -(-nbytes // self.CHUNK) * self.CHUNK
+        self._floor -= chunk
+        if chunk > nbytes:
+            insort(self._free, (self._floor + nbytes, chunk - nbytes))
+        return self._floor
+
+    def give(self, address: int, nbytes: int) -> None:
+        """A segment goes back to the driver."""
+        i = bisect_left(self._free, (address, 0))
+        self._free.insert(i, (address, nbytes))
+        while i + 1 < len(self._free) and sum(self._free[i]) == self._free[i + 1][0]:
+            self._free[i : i + 2] = [(self._free[i][0], self._free[i][1] + self._free[i + 1][1])]
+        if i and sum(self._free[i - 1]) == self._free[i][0]:
+            self._free[i - 1 : i + 1] = [(self._free[i - 1][0], self._free[i - 1][1] + self._free[i][1])]
 
 
 @dataclass(slots=True)

@@ -81,27 +81,42 @@ class Attention:
         if kind == "cudnn":
             if attn_mask is not None:
                 attn_mask = _expanded(attn_mask, query, key)
-            return aten._scaled_dot_product_cudnn_attention(
-                query, key, value, attn_mask, needs, dropout_p, is_causal, False, scale=scale
-            )[0]
+            return _first(
+                aten._scaled_dot_product_cudnn_attention(
+                    query, key, value, attn_mask, needs, dropout_p, is_causal, False, scale=scale
+                )
+            )
         if kind == "flash":
             size = query.shape[-1]
             pad = -size % 8
             if pad:
                 query, key, value = (torch.nn.functional.pad(t, (0, pad)) for t in (query, key, value))
-            out = aten._scaled_dot_product_flash_attention(
-                query, key, value, dropout_p, is_causal, False, scale=scale if scale is not None else size**-0.5
-            )[0]
+            out = _first(
+                aten._scaled_dot_product_flash_attention(
+                    query, key, value, dropout_p, is_causal, False, scale=scale if scale is not None else size**-0.5
+                )
+            )
             return out[..., :size] if pad else out
         if kind == "efficient":
             if attn_mask is not None:
                 attn_mask = _aligned(_expanded(attn_mask, query, key))
-            return aten._scaled_dot_product_efficient_attention(
-                query, key, value, attn_mask, needs, dropout_p, is_causal, scale=scale
-            )[0]
+            return _first(
+                aten._scaled_dot_product_efficient_attention(
+                    query, key, value, attn_mask, needs, dropout_p, is_causal, scale=scale
+                )
+            )
         return aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale
         )[0]
+
+
+def _first(results: Any) -> Any:
+    """The attention itself; the other results die in the order in which the C++ caller's tuple drops them."""
+    out, others = results[0], list(results[1:])
+    del results
+    while others:
+        del others[0]
+    return out
 
 
 def _expanded(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

@@ -62,13 +62,14 @@ def ghost(size: Any, stride: Any, dtype: torch.dtype, nbytes: int, device: torch
 class Ghosts:
     """Results of operators on ghosts, with the births that the operator would cause on the GPU.
 
-    ``temporaries(func, args, out)`` gives the sizes of what an operator's kernel allocates and frees by itself.
+    ``plan(func, args, kwargs, out)`` says what else an operator's kernel allocates, and in which order (see kernels.py).
     """
 
-    def __init__(self, recorder: Recorder, rules: dict[Any, Callable[..., Any]], temporaries: Callable[..., Any]):
+    def __init__(self, recorder: Recorder, rules: dict[Any, Callable[..., Any]], plan: Callable[..., Any]):
         self.recorder = recorder
         self.rules = rules
-        self.temporaries = temporaries
+        self.plan = plan
+        self.held: dict[Any, int] = {}  # blocks that a thread keeps for good
         self.cache: dict[Any, Any] = {}
         self.kinds: dict[Any, int] = {}
         self.notes: dict[str, None] = {}
@@ -100,17 +101,17 @@ class Ghosts:
             raise PredictionError(f"{func}: arguments of a kind that a prediction cannot follow ({error})") from None
         if entry is None:
             entry = self.cache[frozen] = self._infer(func, args, kwargs, kind)
-        before, spec, device = entry
+        plan, spec, device = entry
         if kind == _INPLACE:
-            if before:
-                self.brief(before)
+            if plan is not None and device is GPU:
+                self._follow_plan(plan, ())
             if args and isinstance(args[0], _Tensor):
                 args[0].__dict__.pop("_values", None)
             return _written(func, args, kwargs)
         if not seen and device is HOST and spec[0] == _TENSOR and spec[4] <= REAL_LIMIT:
             with _Disable():
                 return func(*args, **kwargs)
-        out = self.make(spec, before, device)
+        out = self._build(spec, device) if plan is None else self._planned(spec, plan)
         if device is GPU and not seen & _UNKNOWN_VALUES and spec[0] == _TENSOR:
             self._follow(func, args, kwargs, out)
         return out
@@ -125,23 +126,35 @@ class Ghosts:
                     out._values = func(values, *args[1:], **kwargs)  # type: ignore[attr-defined]
         return out
 
-    def brief(self, sizes: tuple[int, ...]) -> None:
-        """Births and deaths of blocks that live inside one kernel."""
-        recorder = self.recorder
-        made = [recorder.birth(n) for n in sizes]
-        for identity in reversed(made):
-            recorder.death(identity)
+    def _planned(self, spec: Any, plan: Any) -> Any:
+        """Results on the GPU, born in the order of `plan`; those that it does not name are on the host."""
+        single = spec[0] == _TENSOR
+        specs = (spec,) if single else spec[2]
+        outs = self._follow_plan(plan, specs)
+        results = [outs[i] if i in outs else self._build(item, HOST) for i, item in enumerate(specs)]
+        return results[0] if single else spec[1](results)
 
-    def make(self, spec: Any, before: tuple[int, ...], device: torch.device) -> Any:
-        """New ghosts of `spec`, born after the kernel's own blocks."""
-        if device is GPU:
-            recorder = self.recorder
-            made = [recorder.birth(n) for n in before] if before else ()
-            out = self._build(spec, device)
-            for identity in made:
-                recorder.death(identity)
-            return out
-        return self._build(spec, device)
+    def _follow_plan(self, plan: Any, specs: Any) -> dict[int, Any]:
+        recorder = self.recorder
+        taken: list[int] = []
+        outs: dict[int, Any] = {}
+        for step in plan:
+            if step[0] == "out":
+                outs[step[1]] = self._build(specs[step[1]], GPU)
+            elif step[0] == "take":
+                taken.append(recorder.birth(step[1]))
+            elif step[0] == "give":
+                recorder.death(taken[step[1]])
+            else:
+                self.hold(step[1], step[2])
+        return outs
+
+    def hold(self, name: str, nbytes: int) -> None:
+        """The present thread takes a block and keeps it, once."""
+        key = (name, torch._C._current_graph_task_id() != -1)
+        if key not in self.held:
+            self.held[key] = self.recorder.birth(nbytes)
+            self.recorder.kinds[self.held[key]] = "workspace"
 
     def new(self, size: Any, dtype: torch.dtype, device: torch.device = GPU) -> Any:
         """A contiguous ghost of `size`."""
@@ -192,8 +205,8 @@ class Ghosts:
             raise
         device = _common(devices) if wanted is None else (GPU if torch.device(wanted) == GPU else HOST)
         spec = _spec(out) if kind != _INPLACE else None
-        before = tuple(self.temporaries(func, args, kwargs, out)) if device is GPU else ()
-        return before, spec, device
+        plan = self.plan(func, args, kwargs, out) if device is GPU else None
+        return plan, spec, device
 
     def _follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Compute small integer results for real, so that decisions on them are those of a run."""
@@ -259,8 +272,11 @@ def _describe(values: Any, key: list[Any]) -> int:
 
 def is_ghost(tensor: torch.Tensor) -> bool:
     """Whether `tensor` has no memory behind it."""
-    with _Disable():
-        return tensor.untyped_storage().data_ptr() == 0 and tensor.numel() > 0
+    try:
+        with _Disable():
+            return tensor.untyped_storage().data_ptr() == 0 and tensor.numel() > 0
+    except RuntimeError:  # "invalid python storage": what a storage without memory answers
+        return True
 
 
 def _map(values: Any, devices: list[torch.device]) -> Any:

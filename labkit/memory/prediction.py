@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,9 +14,11 @@ from .. import machine
 from ..results import Failure, Holding, Peaks, Report, Timeline
 from . import attribution
 from .allocator import Allocator, Block, OutOfMemory
-from .ghosts import GPU, Ghosts, PredictionError
+from .engine import Accumulation
+from .ghosts import GPU, Ghosts, PredictionError, aten
 from .recorder import Recorder
-from .rules import rules, temporaries
+from .kernels import Chip, chip, plan
+from .rules import rules
 from .semantics import cuda_semantics
 from .tracer import Tracer
 from .workspaces import workspaces
@@ -41,7 +44,7 @@ def predict(
     ``expandable_segments:True``. Raises `PredictionError` when an operator has no rule.
     """
     preset = machine.preset(card)
-    run = Run(preset.capability)
+    run = Run(chip(preset.name, preset.capability))
     run.build(experiment)
     run.steps()
     return report(run, preset, budget_bytes=budget_bytes, name=name or getattr(experiment, "__name__", "experiment"),
@@ -51,10 +54,12 @@ def predict(
 class Run:
     """One experiment's event stream: the build and `STEADY_STEP` training steps."""
 
-    def __init__(self, capability: tuple[int, int]):
-        self.capability = capability
+    def __init__(self, chip: Chip):
+        self.chip = chip
         self.recorder = Recorder()
-        self.ghosts = Ghosts(self.recorder, rules(), temporaries)
+        self._accumulation = Accumulation()
+        self.ghosts = Ghosts(self.recorder, {**rules(), aten.add.Tensor: self._accumulation}, partial(plan, chip=chip))
+        self.ghosts.held["cublasLt", False] = -1  # the main thread's is there from the start
         self.tracer = Tracer(run=self.ghosts.run, recorder=self.recorder)
         self.tokens: int | None = None
         self.starts: list[int] = []  # of each step, in events; the last entry is the end
@@ -68,7 +73,9 @@ class Run:
         """Build the experiment and run its steps on ghosts."""
         assert self._experiment is not None
         recorder = self.recorder
-        with _untouched(), cuda_semantics(self.capability), self.tracer:
+        with _untouched(), cuda_semantics(self.chip.capability), self.tracer:
+            self._accumulation.calibrate()
+            recorder.clear()
             step = self._experiment(GPU)
             if not callable(step):
                 raise PredictionError("the experiment must return its step function")

@@ -86,6 +86,13 @@ class Recorder:
             if identity is not None:
                 self.kinds[identity] = kind
 
+    def clear(self) -> None:
+        """Forget what happened so far; nothing may be alive."""
+        for record in (self.events, self.where, self.sizes, self.births, self.kinds, self.operators, self.marks):
+            record.clear()
+        self._alive.clear()
+        self._by_pointer.clear()
+
     def stop(self) -> None:
         """Watch no longer; what is alive stays without a death."""
         self._alive.clear()

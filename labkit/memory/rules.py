@@ -1,4 +1,4 @@
-"""Operators that need a rule of their own on ghosts, and what kernels allocate without a dispatch mode seeing it."""
+"""Operators that need a rule of their own on ghosts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .ghosts import _UNKNOWN, _values, aten, is_ghost
+from .ghosts import _UNKNOWN, _values, aten
 
 _Disable = torch._C._DisableTorchDispatch
 
@@ -72,14 +72,3 @@ def rules() -> dict[Any, Callable[..., Any]]:
     for name in ("optimizer_update_32bit", "optimizer_update_8bit_blockwise"):
         table[getattr(torch.ops.bitsandbytes, name).default] = _nothing
     return table
-
-
-def temporaries(func: Any, args: Any, kwargs: Any, out: Any) -> tuple[int, ...]:
-    """Sizes of blocks that the CUDA kernel of `func` allocates and frees by itself."""
-    rule = _TEMPORARIES.get(func)
-    return rule(args, kwargs, out) if rule is not None else ()
-
-
-_TEMPORARIES: dict[Any, Callable[..., tuple[int, ...]]] = {}
-
-__all__ = ["is_ghost", "rules", "temporaries"]

@@ -131,6 +131,14 @@ class Tracer(TorchDispatchMode):
                 if type(thing) is torch.Tensor:
                     self._see(thing)
 
+    def where(self) -> tuple[str, str]:
+        """The phase and module of the last operator."""
+        return self.recorder.places[self.recorder.here]
+
+    def alive_now(self) -> tuple[Holding, ...]:
+        """Who is alive after the last event, largest first."""
+        return attribution.alive(self.recorder, len(self.recorder.events))
+
     @property
     def events(self) -> list[int]:
         """Births (an identity) and deaths (its complement), in order."""

@@ -8,10 +8,10 @@ from ..units import KiB, MiB
 _HOPPER = 32 * MiB
 _OTHERS = (4096 * 2 + 16 * 8) * KiB
 # getChosenCUDABlasLtWorkspaceSize(): measured on an H200 as part of what is held before a model is built
-_LT = 1 * MiB
+LT_WORKSPACE = 1 * MiB
 
 
 def workspaces(capability: tuple[int, int]) -> tuple[int, ...]:
-    """Bytes of each block that the main and the autograd thread hold once both have multiplied matrices."""
+    """Bytes of each block held once both threads have multiplied matrices and the main one has added a bias in it."""
     size = _HOPPER if capability[0] == 9 else _OTHERS
-    return (size, size, _LT)
+    return (size, size, LT_WORKSPACE)
