@@ -1,0 +1,285 @@
+"""Lesson 01: its exercises score right, empty and typical wrong answers as they should, and its arithmetic is exact."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import labkit as lab
+from labkit import notebooks
+from labkit.checks import Check
+
+LESSON = Path(__file__).resolve().parents[1] / "lessons" / "01_baseline_oom.py"
+MiB = 2**20
+
+
+@lru_cache
+def cells(kind: str = "learner") -> dict[str, str]:
+    """Source by cell id, of the notebook that learners get or of the solved one."""
+    master = notebooks.master(LESSON)
+    book = notebooks.learner(master) if kind == "learner" else notebooks.solved(master)
+    return {cell.id: cell.source for cell in book.cells}
+
+
+def run(source: str, names: dict[str, Any]) -> Any:
+    """Run a cell; returns the value of its last expression, as a notebook would show it."""
+    tree = ast.parse(source)
+    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, "<cell>", "exec"), names)
+    return eval(compile(ast.Expression(last.value), "<cell>", "eval"), names) if last else None  # type: ignore[attr-defined]
+
+
+def checked(exercise: str, **answer: Any) -> Check:
+    """What the learner's own check cell says about an answer."""
+    names: dict[str, Any] = {"lab": lab, "torch": torch}
+    run(cells()["fits"], names)
+    if not answer:  # the cell as it comes
+        run(cells()[exercise], names)
+    names.update(answer)
+    found = run(cells()[f"{exercise}-check"], names)
+    assert isinstance(found, Check)
+    return found
+
+
+def solution(exercise: str) -> dict[str, Any]:
+    names: dict[str, Any] = {"lab": lab, "torch": torch}
+    run(cells()["fits"], names)
+    run(cells("solved")[exercise], names)
+    return names
+
+
+@pytest.mark.parametrize("exercise", ["block_mib", "largest_batch", "cured", "why"])
+def test_untouched_answers_are_blank(exercise: str) -> None:
+    found = checked(exercise)
+    assert (found.status, found.points) == ("blank", 0)
+
+
+def test_answers_are_not_in_the_learners_copy() -> None:
+    text = "\n".join(cells().values())
+    for secret in ("276", "66 * 4", 'cured_run = "A"', "12.4 GB", "low, high = 0, 64", "gelu_new`: what does"):
+        assert secret not in text, secret
+
+
+# ------------------------------------------------------------------------------------------- exercise 1
+
+
+def medium(tokens_part: float, square_part: float, width: int = 1024, heads: int = 16, batch: int = 4) -> float:
+    """MiB of ``tokens_part`` b s d + ``square_part`` b h s² + 16 b s bytes at 512 tokens."""
+    seq = 512
+    return (tokens_part * batch * seq * width + square_part * batch * heads * seq**2 + 16 * batch * seq) / MiB
+
+
+def test_exercise_1_right() -> None:
+    found = checked("block_mib", block_mib=solution("block_mib")["block_mib"])
+    assert (found.status, found.points) == ("right", 1)
+    assert checked("block_mib", block_mib=276.0).status == "right"
+
+
+@pytest.mark.parametrize(
+    ("answer", "points", "word"),
+    [
+        (medium(114, 9), 0, "gelu_new"),
+        (medium(50, 9), 0, "own input"),
+        (medium(64, 8), 0.5, "ropout"),
+        (medium(66, 8), 0.5, "inside attention"),
+        (medium(64, 9), 0.5, "wo dropouts"),
+        (medium(72, 12), 0.5, "true or false"),
+        (medium(66, 4), 0, "more than once"),
+        (medium(66, 5), 0, "three times"),
+        (medium(66, 9) / 2, 0, "4 bytes"),
+        (medium(66, 9, width=768, heads=12), 0, "small gpt2"),
+        (medium(66, 9, batch=1), 0, "one sequence"),
+        (24 * medium(66, 9), 0, "whole model"),
+        (medium(66, 9) * MiB, 0, "unit"),
+        (medium(66, 9) * MiB / 1e6, 0, "10⁶"),
+        ("276 MiB", 0, "number"),
+        (None, 0, "number"),
+        (-1.0, 0, "sign"),
+    ],
+)
+def test_exercise_1_wrong(answer: Any, points: float, word: str) -> None:
+    found = checked("block_mib", block_mib=answer)
+    assert found.status == ("partial" if points else "wrong")
+    assert found.points == points
+    assert word in found.message, found.message
+    assert "276" not in found.message
+
+
+# ------------------------------------------------------------------------------------------- exercise 2
+
+
+def searching(search: Callable[[Callable[[int], bool]], Any]) -> Check:
+    """The check's verdict on a learner's function that searches with ``fits(batch)``."""
+
+    def largest_batch(experiment: Any, budget: Any) -> Any:
+        def fits(batch: int) -> bool:
+            return lab.measure(experiment, budget=budget, batch=batch, repeats=0, trace=False, nearest=False).ok
+
+        return search(fits)
+
+    return checked("largest_batch", largest_batch=largest_batch)
+
+
+def bisection(fits: Callable[[int], bool], low: int = 0, high: int = 64) -> tuple[int, int]:
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low, high
+
+
+def test_exercise_2_right() -> None:
+    found = checked("largest_batch", largest_batch=solution("largest_batch")["largest_batch"])
+    assert (found.status, found.points) == ("right", 2), found.message
+
+
+def upwards(fits: Callable[[int], bool]) -> int:
+    batch = 0
+    while batch < 63 and fits(batch + 1):
+        batch += 1
+    return batch
+
+
+def doubling(fits: Callable[[int], bool]) -> int:
+    batch = 1
+    while batch < 63 and fits(batch):
+        batch *= 2
+    return batch // 2
+
+
+@pytest.mark.parametrize(
+    ("search", "below", "word"),
+    [
+        (lambda fits: bisection(fits)[0] - 1, 1, "larger batch still fits"),
+        (lambda fits: bisection(fits)[1], 1, "does not fit"),
+        (lambda fits: max(1, bisection(fits)[0]), 2, "does not fit"),
+        (upwards, 2, "measurements"),
+        (doubling, 2, "larger batch still fits"),
+        (lambda fits: bisection(fits, high=32)[0], 2, "63"),
+        (lambda fits: print(bisection(fits)[0]), 1, "return"),
+        (lambda fits: 6, 1, "measures nothing"),
+        (lambda fits: fits(1 / 0), 1, "ZeroDivisionError"),
+    ],
+    ids=[
+        "one early",
+        "one late",
+        "never 0",
+        "linear",
+        "doubling",
+        "half the range",
+        "no return",
+        "no search",
+        "raises",
+    ],
+)
+def test_exercise_2_wrong(search: Callable[..., Any], below: float, word: str) -> None:
+    found = searching(search)
+    assert found.status in ("wrong", "partial", "error")
+    assert found.points < below
+    assert word in found.message, found.message
+
+
+def test_exercise_2_is_no_function() -> None:
+    found = checked("largest_batch", largest_batch=30)
+    assert (found.status, found.points) == ("wrong", 0)
+
+
+# ------------------------------------------------------------------------------------------- exercise 3
+
+
+def test_exercise_3_right() -> None:
+    found = checked("cured", cured_run=solution("cured")["cured_run"])
+    assert (found.status, found.points) == ("right", 1)
+    written = checked("why", why=solution("why")["why"])
+    assert (written.status, written.points, written.manual) == ("right", 2, True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "word"),
+    [("B", "optimizer"), ("C", "sequences"), ("all", "'A', 'B', 'C'"), (["A"], "'A', 'B', 'C'"), (1, "'A', 'B', 'C'")],
+)
+def test_exercise_3_wrong(answer: Any, word: str) -> None:
+    found = checked("cured", cured_run=answer)
+    assert (found.status, found.points) == ("wrong", 0)
+    assert word in found.message
+
+
+@pytest.mark.parametrize(
+    ("answer", "most", "word"),
+    [
+        ("Because A is too big.", 0, "words"),
+        (
+            "Accumulation makes a batch smaller; that is why it helps with A and why it does not help with the others.",
+            1.5,
+            "B",
+        ),
+        (
+            "In B the optimizer state and the weights are too large, whatever the batch is: sixteen bytes each.",
+            1.5,
+            "C",
+        ),
+        (
+            "C is one sequence already, so it changes nothing there; A has many sequences, and those come apart.",
+            1.5,
+            "B",
+        ),
+        (42, 0, "text"),
+    ],
+)
+def test_exercise_3_written_answers(answer: Any, most: float, word: str) -> None:
+    found = checked("why", why=f"{answer} That is what I think of it." if most else answer)
+    assert found.manual and found.status in ("wrong", "partial")
+    assert found.points <= most
+    assert word in found.message, found.message
+
+
+# ------------------------------------------------------------------------------------------- the lesson's arithmetic
+
+
+def account() -> dict[str, Any]:
+    """The names that the account's cells define, without what they measure and draw."""
+    names: dict[str, Any] = {"lab": lab, "torch": torch, "show": lab.show_bytes, "kept": [(0, 0, 0, 0)]}
+    wanted = {"saved": ("saved_tensors", "one_block"), "terms": ("block_bytes", "terms", "term_of")}
+    for cell, functions in wanted.items():
+        tree = ast.parse(cells()[cell])
+        keep = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name in functions]
+        keep += [n for n in tree.body if isinstance(n, ast.ImportFrom)]
+        exec(compile(ast.Module(keep, []), "<cell>", "exec"), names)
+    names.update(N=124_439_808, L=12, d=768, h=12, V=50257, capability=(9, 0))
+    return names
+
+
+@pytest.mark.parametrize(("batch", "seq"), [(1, 64), (2, 256), (3, 128)])
+def test_a_block_keeps_what_the_formula_says(batch: int, seq: int) -> None:
+    names = account()
+    lab.measure(names["one_block"], batch=batch, seq=seq, repeats=0, trace=False, card="h200")
+    assert sum(row[3] for row in names["kept"]) == names["block_bytes"](batch, seq)
+
+
+def test_the_terms_add_up_to_the_peak_of_a_whole_step() -> None:
+    names = account()
+    run(cells()["baseline"], names)
+    report = lab.measure(names["baseline"], batch=2, seq=512, card="h200")
+    total = sum(names["terms"](2, 512).values())
+    assert report.steady is not None
+    assert report.steady.requested_bytes == pytest.approx(total, rel=0.002)
+    found = dict.fromkeys(names["terms"](2, 512), 0)
+    for holding in report.alive:
+        found[names["term_of"](holding)] += holding.nbytes
+    for term in ("weights", "optimizer state", "gradients", "blocks", "logits and loss"):
+        assert found[term] == pytest.approx(names["terms"](2, 512)[term], rel=0.001), term
+
+
+def test_accumulation_computes_the_same_step() -> None:
+    names: dict[str, Any] = {"lab": lab, "torch": torch}
+    tree = ast.parse(cells()["equivalence"])
+    functions = [n for n in tree.body if isinstance(n, ast.FunctionDef)]
+    exec(compile(ast.Module(functions, []), "<cell>", "exec"), names)
+    for dtype in (torch.float32, torch.float64):
+        loss, gradients = names["both_ways"](dtype, torch.device("cpu"))
+        assert max(loss, gradients) < 100 * torch.finfo(dtype).eps
