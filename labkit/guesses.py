@@ -43,17 +43,17 @@ class Guess(show.Silent):
         return f"guess: {self.question}\n  {self._state()}"
 
     def html(self) -> str:
-        """The card as HTML."""
-        tone = "info" if self.value is not None else "plain"
-        return show.card(
-            f"<div><b>Guess</b> · {show.inline(self.question)}</div><div>{show.inline(self._state())}</div>", tone
-        )
+        """The card as HTML; one line while there is no guess."""
+        apart = "" if self.value is None and not self.problem else "</div><div>"
+        body = f"<div><b>Guess</b> · {show.inline(self.question)} {apart}{show.inline(self._state())}</div>"
+        return show.card(body, "plain" if self.value is None else "info")
 
     def _state(self) -> str:
         if self.problem:
             return f"{self.problem}; this counts as no guess"
         if self.value is None:
-            return "no guess yet: put your number in place of `None` and run this cell, then go on"
+            unit = f" ({self.unit})" if self.unit else ""
+            return f"Put yours{unit} in place of `None`, then run this cell."
         shown = show.number(self.value, self.unit)
         return f"yours: {shown}" + (" (changed after the answer: not scored)" if self.late else "")
 

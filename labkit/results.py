@@ -195,6 +195,11 @@ class Report:
 
     __repr__ = __str__
 
+    def _repr_html_(self) -> str:
+        from .cards import report_html
+
+        return report_html(self)
+
 
 def _failure_text(report: Report, where: str) -> str:
     failure = report.failure
