@@ -44,7 +44,8 @@ def _bar(report: Report) -> str:
     parts = [(label, size, LOOKS[label][0] if label in LOOKS else "#999999") for label, size in held.items()]
     bar = "".join(_piece(size / full, colour) for _, size, colour in parts)
     if wanted:
-        striped = f"repeating-linear-gradient(45deg,{show.TONES['bad']} 0 3px,transparent 3px 6px)"
+        stripes = f"repeating-linear-gradient(45deg,{show.TONES['bad']} 0 3px,transparent 3px 6px)"
+        striped = f"rgba(213,94,0,0.35);background-image:{stripes}"  # a front end may drop the image
         bar += _piece(scattered / full, "rgba(127,127,127,0.3)") + _piece(wanted / full, striped)
     if report.budget_bytes:
         at = 100 * report.budget_bytes / full
@@ -62,7 +63,7 @@ def _bar(report: Report) -> str:
 
 
 def _piece(share: float, background: str) -> str:
-    return f'<span style="width:{100 * share:.2f}%;background:{background}"></span>'
+    return f'<span style="width:{100 * share:.2f}%;background-color:{background}"></span>'
 
 
 def _failure(report: Report) -> list[str]:
