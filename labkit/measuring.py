@@ -183,6 +183,7 @@ def _passes(run: _Run, device: torch.device, limit: int | None, repeats: int, tr
         settings=run.settings,
     )
     observer = _Observer.attached()
+    held = torch.cuda.memory_allocated()  # cuBLAS workspaces, as a rule
     try:
         torch.cuda.reset_peak_memory_stats()
         step = _build(run, device)
@@ -202,7 +203,7 @@ def _passes(run: _Run, device: torch.device, limit: int | None, repeats: int, tr
         if steady.device_bytes is not None:
             report = replace(report, context_bytes=steady.device_bytes - steady.reserved_bytes)
         if trace:
-            report = _attributed(report, step)
+            report = _attributed(report, step, held)
         return report, False
     except torch.OutOfMemoryError as error:
         failure = observer.failure(error, limit)
@@ -210,8 +211,8 @@ def _passes(run: _Run, device: torch.device, limit: int | None, repeats: int, tr
         return replace(report, status="oom", failure=failure), True
 
 
-def _attributed(report: Report, step: Callable[[], Any]) -> Report:
-    with memory.Tracer() as tracer:
+def _attributed(report: Report, step: Callable[[], Any], workspace: int) -> Report:
+    with memory.Tracer(workspace=workspace) as tracer:
         tracer.adopt(step)
         step()
     assert report.steady is not None
@@ -229,11 +230,13 @@ def _explained(run: _Run, device: torch.device, report: Report, before: int) -> 
     import torch
 
     assert report.failure is not None
-    tracer = memory.Tracer()
+    tracer = memory.Tracer(building=True, workspace=torch.cuda.memory_allocated())
     try:
         with tracer:
             step = _build(run, device)
+            tracer.adopt(step, survey=False)
             for _ in range(STEADY_STEP):
+                tracer.begin_step()
                 step()
         notes = (*report.notes, "the failure did not come again under the tracer: its place is not known")
         report = replace(report, notes=notes)
@@ -241,7 +244,7 @@ def _explained(run: _Run, device: torch.device, report: Report, before: int) -> 
         forget(error)
         phase, module = tracer.where()
         failure = replace(report.failure, phase=phase, module=module, alive=tracer.alive_now())
-        report = replace(report, failure=failure)
+        report = replace(report, failure=failure, timeline=tracer.timeline())
     step = None
     del tracer
     return report, release()
@@ -256,8 +259,12 @@ def _peaks() -> Peaks:
     return Peaks(allocated, requested, reserved, machine.device_bytes())
 
 
+@functools.cache
 def warm_workspaces(device: torch.device) -> None:
-    """Let cuBLAS take its workspaces in this thread and in autograd's, so that they count as held before any build."""
+    """Let cuBLAS take its workspaces in this thread and in autograd's, so that they count as held before any build.
+
+    Once for each device: the workspaces stay.
+    """
     import torch
 
     for dtype in (torch.float32, torch.float16):
@@ -275,8 +282,9 @@ def release() -> int:
     last = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if isinstance(last, torch.OutOfMemoryError):  # the interpreter keeps the last traceback, and with it every frame
         forget(last)
-    gc.collect()
-    gc.collect()  # finalisers of the first pass can free more
+    for _ in range(3):  # finalisers of one pass can free more
+        if not gc.collect():
+            break
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     return torch.cuda.memory_allocated()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +76,11 @@ def causal_lm(
     `attention` is ``"sdpa"`` or ``"eager"``. For GPT-2 this is ``GPT2LMHeadModel(config)``.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+
+    with warnings.catch_warnings():  # tqdm complains about missing widgets while it is imported
+        warnings.simplefilter("ignore")
+        from transformers import AutoModelForCausalLM
+    configuration.loss_type = "ForCausalLM"  # what the class name says anyway; unset, transformers warns about it
 
     kwargs: dict[str, Any] = {"dtype": dtype or torch.float32, "attn_implementation": attention}
     with torch.device(device):

@@ -204,10 +204,11 @@ class Report:
 def _failure_text(report: Report, where: str) -> str:
     failure = report.failure
     assert failure is not None
-    place = f" ({failure.module})" if failure.module else ""
+    place = f" in {failure.phase}" if failure.module or failure.phase != "other" else ""
+    place += f" ({failure.module})" if failure.module else ""
     held = " · ".join(f"{label} {show_bytes(n)}" for label, n in report.held_by().items() if n)
     lines = [
-        f"{report.name}: out of memory in {failure.phase}{place}    {where}",
+        f"{report.name}: out of memory{place}    {where}",
         f"  wanted {show_bytes(failure.wanted_bytes)}, {show_bytes(failure.free_bytes)} free"
         f" of which {show_bytes(failure.scattered_bytes)} in pieces too small",
     ]

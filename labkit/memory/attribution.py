@@ -58,6 +58,7 @@ def alive(recorder: Recorder, until: int) -> tuple[Holding, ...]:
     sums: dict[tuple[str, str, str], list[int]] = {}
     for identity in living:
         phase, module = recorder.places[recorder.births[identity]]
+        module = recorder.owners.get(identity, module)
         entry = sums.setdefault((module, kinds[identity], phase), [0, 0])
         entry[0] += recorder.sizes[identity]
         entry[1] += 1
@@ -121,9 +122,7 @@ class Rows:
             return 0
         if module in self._norms:
             return count + 1
-        if phase in ("forward", "backward", "recompute") and (
-            module == "" or "head" in module.rpartition(".")[2].lower()
-        ):
+        if "head" in module.rpartition(".")[2].lower() or (module == "" and phase in ("forward", "backward")):
             return count + 2
         return count + 4
 
@@ -159,7 +158,6 @@ def timeline(
     kinds = categories(recorder)
     kind_index = {name: i for i, name in enumerate(CATEGORIES)}
     row_of = [rows(*place) for place in recorder.places]
-    build_row = {p: rows("forward", recorder.places[p][1]) for p in range(len(recorder.places))}
     count, held, by_kind = len(rows.labels), [0] * len(rows.labels), [0] * len(CATEGORIES)
     for name, nbytes in extra:
         held[count - 1] += nbytes
@@ -174,9 +172,8 @@ def timeline(
         identity = event if event >= 0 else ~event
         nbytes = recorder.sizes[identity] if event >= 0 else -recorder.sizes[identity]
         born = recorder.births[identity]
-        row = row_of[born]
-        if kinds[identity] in ("parameter", "gradient", "optimizer state") and recorder.places[born][0] != "optimizer":
-            row = build_row[born]
+        owner = recorder.owners.get(identity)
+        row = row_of[born] if owner is None else rows("build", owner)
         held[row] += nbytes
         by_kind[kind_index.get(kinds[identity], 4)] += nbytes
         now += nbytes

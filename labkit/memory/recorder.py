@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,8 +12,10 @@ if TYPE_CHECKING:
 Place = tuple[str, str]  # phase, module path
 
 
-class _StorageRef(weakref.ref):
+class _StorageRef(weakref.ref):  # type: ignore[type-arg]
     __slots__ = ("identity", "pointer")
+    identity: int
+    pointer: int
 
 
 class Recorder:
@@ -21,7 +23,7 @@ class Recorder:
 
     ``events`` holds an identity for a birth and its complement (``~identity``) for a death; ``where`` the index into
     ``places`` of each event. ``sizes`` and ``births`` (a place index) are by identity; ``kinds`` names the category
-    where it is known for certain. ``marks`` are (label, number of events so far).
+    where it is known for certain, ``owners`` the module that something belongs to wherever it was born. ``marks`` are (label, number of events so far).
     """
 
     def __init__(self) -> None:
@@ -30,13 +32,13 @@ class Recorder:
         self.sizes: list[int] = []
         self.births: list[int] = []
         self.kinds: dict[int, str] = {}
-        self.operators: dict[int, str] = {}
+        self.owners: dict[int, str] = {}
         self.marks: list[tuple[str, int]] = []
         self.places: list[Place] = []
         self._index: dict[Place, int] = {}
         self.here = self.place("build", "")
         self._alive: dict[int, _StorageRef] = {}
-        self._by_pointer: dict[int, int] = {}
+        self.by_pointer: dict[int, int] = {}
 
     def place(self, phase: str, module: str) -> int:
         """The index of a place, new or known."""
@@ -72,36 +74,72 @@ class Recorder:
         reference.identity = identity
         reference.pointer = storage._cdata
         self._alive[identity] = reference
-        self._by_pointer[reference.pointer] = identity
+        self.by_pointer[reference.pointer] = identity
         return identity
 
-    def known(self, storage: torch.UntypedStorage) -> int | None:
-        """The identity of a storage that is watched, else None."""
-        return self._by_pointer.get(storage._cdata)
-
-    def name(self, tensors: Iterable[Any], kind: str) -> None:
-        """Say what the watched storages of `tensors` are."""
+    def name(self, tensors: Iterable[Any], kind: str, owner: str | None = None) -> None:
+        """Say what the watched storages of `tensors` are, and which module owns them."""
         for tensor in tensors:
-            identity = None if tensor is None else self._by_pointer.get(tensor.untyped_storage()._cdata)
+            identity = None if tensor is None else self.by_pointer.get(tensor.untyped_storage()._cdata)
             if identity is not None:
                 self.kinds[identity] = kind
+                if owner is not None:
+                    self.owners.setdefault(identity, owner)
+
+    def relative(self, start: int, end: int) -> list[int] | None:
+        """The events from `start` to `end` as sizes of births and ages of deaths; None unless everything that was
+        born there died there, and nothing else did."""
+        born: dict[int, int] = {}
+        shape: list[int] = []
+        for event in self.events[start:end]:
+            if event >= 0:
+                born[event] = len(shape)
+                shape.append(self.sizes[event])
+            else:
+                since = born.pop(~event, None)
+                if since is None:
+                    return None
+                shape.append(-1 - since)
+        return None if born else shape
+
+    def repeat(self, start: int, end: int) -> None:
+        """The events from `start` to `end` happen once more (see `relative`: they are complete in themselves)."""
+        new: dict[int, int] = {}
+        for position in range(start, end):
+            event, self.here = self.events[position], self.where[position]
+            if event >= 0:
+                self.here = self.births[event]
+                new[event] = self.birth(self.sizes[event])
+                if event in self.kinds:
+                    self.kinds[new[event]] = self.kinds[event]
+            else:
+                self.death(new.pop(~event))
 
     def clear(self) -> None:
         """Forget what happened so far; nothing may be alive."""
-        for record in (self.events, self.where, self.sizes, self.births, self.kinds, self.operators, self.marks):
+        for record in (
+            self.events,
+            self.where,
+            self.sizes,
+            self.births,
+            self.kinds,
+            self.owners,
+            self.operators,
+            self.marks,
+        ):
             record.clear()
         self._alive.clear()
-        self._by_pointer.clear()
+        self.by_pointer.clear()
 
     def stop(self) -> None:
         """Watch no longer; what is alive stays without a death."""
         self._alive.clear()
-        self._by_pointer.clear()
+        self.by_pointer.clear()
 
     def _died(self, reference: Any) -> None:
         if self._alive.pop(reference.identity, None) is not None:
-            if self._by_pointer.get(reference.pointer) == reference.identity:
-                del self._by_pointer[reference.pointer]
+            if self.by_pointer.get(reference.pointer) == reference.identity:
+                del self.by_pointer[reference.pointer]
             self.death(reference.identity)
 
 
@@ -109,7 +147,7 @@ class Whereabouts:
     """Keeps a recorder's place up to date: module by hooks, phase by autograd's state and the optimizer's hooks.
 
     In backward the module is that of the forward operator whose node runs, found by autograd's sequence numbers; a
-    module called while backward runs is a recomputation.
+    module called while backward runs, or an operator there that is recorded for autograd, is a recomputation.
     """
 
     def __init__(self, recorder: Recorder):
@@ -126,6 +164,7 @@ class Whereabouts:
         self._handles: list[Any] = []
         self._in_backward = torch._C._current_graph_task_id
         self._node = torch._C._current_autograd_node
+        self._grad = torch.is_grad_enabled
         self._sequence = torch.autograd._get_sequence_nr
         self._last_node: Any = None
         self.optimizers: list[Any] = []
@@ -137,8 +176,12 @@ class Whereabouts:
                 self._names[module] = name
                 self.modules.setdefault(name, type(module).__name__)
 
+    def owned(self) -> Iterator[tuple[str, torch.nn.Module]]:
+        """The adopted modules that live, with their paths, outermost first."""
+        return ((name, module) for module, name in list(self._names.items()))
+
     def begin_step(self) -> None:
-        """Outside autograd and the optimizer the phase is forward from here on."""
+        """Outside autograd the phase is forward from here on, until an optimizer has stepped."""
         self._phases[:] = ["forward"]
         self._stack.clear()
         self._starts.clear()
@@ -171,8 +214,8 @@ class Whereabouts:
         recorder = self._recorder
         phase = self._phases[-1]
         if self._in_backward() != -1 and phase != "optimizer":
-            if self._stack:
-                recorder.here = recorder.place("recompute", self._stack[-1])
+            if self._stack or self._grad():
+                recorder.here = recorder.place("recompute", self._stack[-1] if self._stack else "")
             else:
                 recorder.here = recorder.place("backward", self._module_of_node())
             return
@@ -202,6 +245,8 @@ class Whereabouts:
             prefix = self._stack[-1] if self._stack else ""
             self.adopt(module, prefix or type(module).__name__)
             name = self._names[module]
+        if self._phases == ["optimizer"]:  # a module called after an optimizer's step begins another forward pass
+            self._phases[:] = ["forward"]
         self._stack.append(name)
         self._turn(name)
 
@@ -221,6 +266,8 @@ class Whereabouts:
     def _leave_optimizer(self, optimizer: Any, *_: Any) -> None:
         if len(self._phases) > 1:
             self._phases.pop()
+        if self._phases == ["forward"]:  # what follows, as a rule zero_grad, belongs to the optimizer
+            self._phases[:] = ["optimizer"]
         self.update()
 
 

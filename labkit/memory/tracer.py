@@ -18,11 +18,18 @@ class Tracer(TorchDispatchMode):
 
     `device` restricts it to storages of that kind (``"cuda"``; ``None``: CUDA if there is a card, else every device).
     ``adopt(step)`` names the modules, parameters and optimizers that a step function holds, and counts what is alive
-    already. Nothing is patched while no tracer is active.
+    already. `building`: what comes first is the build, and ``begin_step()`` will say when a step begins. `workspace`
+    are bytes that libraries held before, which no operator shows. Nothing is patched while no tracer is active.
     """
 
     def __init__(
-        self, device: str | None = None, *, run: Callable[..., Any] | None = None, recorder: Recorder | None = None
+        self,
+        device: str | None = None,
+        *,
+        building: bool = False,
+        workspace: int = 0,
+        run: Callable[..., Any] | None = None,
+        recorder: Recorder | None = None,
     ):
         super().__init__()
         self.recorder = recorder or Recorder()
@@ -30,7 +37,13 @@ class Tracer(TorchDispatchMode):
         self._run = run
         self._kind = device or ("cuda" if torch.cuda.is_available() else None)
         self._depth = 0
-        self._adopted: list[Any] = []
+        self._building = building or run is not None
+        self._workspace = workspace
+        self._failed: tuple[int, int] | None = None  # events and place when memory ran out, before anything unwound
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the guard against compilation costs more than a ghost operator
 
     def adopt(self, step: Callable[..., Any], *, survey: bool | None = None) -> Tracer:
         """Find modules, optimizers and tensors in `step`'s closure; `survey` (default: on a real run) also registers
@@ -43,18 +56,17 @@ class Tracer(TorchDispatchMode):
         self.whereabouts.optimizers.extend(o for o in optimizers if o not in self.whereabouts.optimizers)
         if survey if survey is not None else self._run is None:
             self._survey([m for _, m in modules])
-        self._adopted = [m for _, m in modules]
         self.name_parameters()
         return self
 
     def name_parameters(self) -> None:
         """Say of every adopted parameter, buffer, gradient and optimizer state what it is."""
         recorder = self.recorder
-        for module in self._adopted:
-            for parameter in module.parameters():
-                recorder.name((parameter.data,), "parameter")
-                recorder.name((parameter.grad,), "gradient")
-            recorder.name((b for b in module.buffers()), "parameter")
+        for path, module in self.whereabouts.owned():
+            for parameter in module.parameters(recurse=False):
+                recorder.name((parameter.data,), "parameter", path)
+                recorder.name((parameter.grad,), "gradient", path)
+            recorder.name(module.buffers(recurse=False), "parameter", path)
         for optimizer in self.whereabouts.optimizers:
             for state in list(optimizer.state.values()):
                 recorder.name((v for v in state.values() if isinstance(v, torch.Tensor)), "optimizer state")
@@ -71,9 +83,8 @@ class Tracer(TorchDispatchMode):
     def __enter__(self) -> Any:
         if self._depth == 0:
             self.whereabouts.__enter__()
-            if self._run is None:
-                self.whereabouts.begin_step()
-                self.recorder.mark("step")
+            if not self._building:
+                self.begin_step()
         self._depth += 1
         return super().__enter__()
 
@@ -90,20 +101,23 @@ class Tracer(TorchDispatchMode):
         self.whereabouts.update()
         if self._run is not None:
             return self._run(func, args, kwargs or {})
-        out = func(*args, **(kwargs or {}))
+        try:
+            out = func(*args, **(kwargs or {}))
+        except torch.OutOfMemoryError:
+            self._failed = self._failed or (len(self.recorder.events), self.recorder.here)
+            raise
         self._see(out)
         return out
 
     def _see(self, out: Any) -> None:
-        if isinstance(out, torch.Tensor):
-            if self._kind is None or out.device.type == self._kind:
-                if out.layout is torch.strided and type(out) in (torch.Tensor, torch.nn.Parameter):
-                    storage = out.untyped_storage()
-                    if self.recorder.known(storage) is None and storage.nbytes():
-                        self.recorder.watch(storage)
-        elif isinstance(out, (tuple, list)):
+        if isinstance(out, (tuple, list)):
             for item in out:
                 self._see(item)
+        elif isinstance(out, torch.Tensor) and (self._kind is None or out.device.type == self._kind):
+            if out.layout is torch.strided and type(out) in (torch.Tensor, torch.nn.Parameter):
+                storage = out.untyped_storage()
+                if storage._cdata not in self.recorder.by_pointer and storage.nbytes():
+                    self.recorder.watch(storage)
 
     def _survey(self, modules: list[Any]) -> None:
         """Register storages that exist already: of modules, gradients, optimizer states, then whatever the garbage
@@ -132,12 +146,12 @@ class Tracer(TorchDispatchMode):
                     self._see(thing)
 
     def where(self) -> tuple[str, str]:
-        """The phase and module of the last operator."""
-        return self.recorder.places[self.recorder.here]
+        """The phase and module of the last operator, or of the one that ran out of memory."""
+        return self.recorder.places[self._failed[1] if self._failed else self.recorder.here]
 
     def alive_now(self) -> tuple[Holding, ...]:
-        """Who is alive after the last event, largest first."""
-        return attribution.alive(self.recorder, len(self.recorder.events))
+        """Who is alive after the last event, or was when memory ran out, largest first."""
+        return self._with_workspace(attribution.alive(self.recorder, self._end()))
 
     @property
     def events(self) -> list[int]:
@@ -146,17 +160,27 @@ class Tracer(TorchDispatchMode):
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes alive at once, without rounding."""
-        return attribution.peak(self.recorder)[0]
+        """The most bytes alive at once, without rounding, workspaces included."""
+        return attribution.peak(self.recorder)[0] + self._workspace
 
     def timeline(self, columns: int = 160) -> Timeline:
-        """Who held how much, through the recorded stretch."""
-        return attribution.timeline(self.recorder, self.whereabouts.modules, columns=columns)
+        """Who held how much through the last step, up to the failure if memory ran out in it."""
+        starts = [at for label, at in self.recorder.marks if label == "step" and at < self._end()]
+        span, extra = (starts[-1] if starts else 0, self._end()), (("workspace", self._workspace),)
+        return attribution.timeline(self.recorder, self.whereabouts.modules, columns=columns, span=span, extra=extra)
 
     def alive_at_peak(self) -> tuple[Holding, ...]:
         """Who was alive at the peak, largest first."""
-        return attribution.alive(self.recorder, attribution.peak(self.recorder)[1])
+        return self._with_workspace(attribution.alive(self.recorder, attribution.peak(self.recorder)[1]))
+
+    def _end(self) -> int:
+        return self._failed[0] if self._failed else len(self.recorder.events)
+
+    def _with_workspace(self, alive: tuple[Holding, ...]) -> tuple[Holding, ...]:
+        held = (*alive, Holding("", "workspace", "build", self._workspace)) if self._workspace else alive
+        return tuple(sorted(held, key=lambda h: -h.nbytes))
 
     def phase_peaks(self) -> dict[str, int]:
-        """The most bytes alive at once in each phase."""
-        return attribution.phase_peaks(self.recorder)
+        """The most bytes alive at once in each phase, workspaces included."""
+        peaks = attribution.phase_peaks(self.recorder)
+        return {phase: nbytes + self._workspace for phase, nbytes in peaks.items()}
