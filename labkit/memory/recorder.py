@@ -23,7 +23,8 @@ class Recorder:
 
     ``events`` holds an identity for a birth and its complement (``~identity``) for a death; ``where`` the index into
     ``places`` of each event. ``sizes`` and ``births`` (a place index) are by identity; ``kinds`` names the category
-    where it is known for certain, ``owners`` the module that something belongs to wherever it was born. ``marks`` are (label, number of events so far).
+    where it is known for certain, ``owners`` the module that something belongs to wherever it was born.
+    ``marks`` are (label, number of events so far).
     """
 
     def __init__(self) -> None:
@@ -117,16 +118,7 @@ class Recorder:
 
     def clear(self) -> None:
         """Forget what happened so far; nothing may be alive."""
-        for record in (
-            self.events,
-            self.where,
-            self.sizes,
-            self.births,
-            self.kinds,
-            self.owners,
-            self.operators,
-            self.marks,
-        ):
+        for record in (self.events, self.where, self.sizes, self.births, self.kinds, self.owners, self.marks):
             record.clear()
         self._alive.clear()
         self.by_pointer.clear()
