@@ -321,13 +321,13 @@ lab.answer(
     note="Three segments, one for each class of sizes.",
 )
 low, high = (lab.show_bytes(nbytes) for nbytes in card.context_band)
+note = f"The context (of {low} to {high}, by card and driver) and one segment. Where the driver cannot name processes"
+note += " (containers, WSL) this is the use of the whole card."
 lab.answer(
     "device",
     measured=shown["+ a tensor of 1 byte"][2] / MiB,
     formula=(card.context_bytes + 2 * MiB) / MiB,
-    note=told("device")
-    or f"The context and one segment. A context takes {low} to {high}, by card and driver. Where the driver cannot"
-    " name processes (containers, WSL) this is the use of the whole card.",
+    note=f"{note} {told('device') or ''}".strip(),
 )
 fact("device", shown["+ a tensor of 1 byte"][2] / MiB, "MiB", source=lesson.source)
 alive = shown["+ a tensor of 100 MiB"]
@@ -489,9 +489,8 @@ lab.plots.show(ax)
 
 queued = "called directly" if machine.card else "handed to a thread"
 share = {name: short / true for name, (short, true) in seen.items()}
-lab.answer(
-    "unsynced", measured=100 * share[queued], source=clock, note=told("unsynced") or f"The product was {queued}."
-)
+off = f"The product was {queued}: the clock is off by a factor of {1 / share[queued]:.0f}."
+lab.answer("unsynced", measured=100 * share[queued], source=clock, note=f"{off} {told('unsynced') or ''}".strip())
 fact("unsynced", 100 * share["called directly"], "%")
 lab.settle(
     "host_clock",
@@ -774,7 +773,7 @@ else:
     rate = max(row["value"] for row in ceilings if row["unit"] == "FLOP/s")
     lab.settle(
         "data_sheet",
-        measured=f"{rate / 1e9:.3g} GFLOP/s on {here}, which has no data sheet",
+        measured=f"{rate / 1e9:.3g} GFLOP/s on {here}; no data sheet is known",
         verdict="not measured here",
     )
 
