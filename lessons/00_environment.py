@@ -348,7 +348,7 @@ lab.settle(
 # ### The first call is not like the others
 #
 # `torch.mm(a, b)` is the product of two matrices. The first one in a process also loads libraries, picks a kernel and
-# takes working memory. Calls after it do not. One call is called **cold**, the later ones **warm**.
+# takes working memory. Calls after it do not. The first is called **cold**, the later ones **warm**.
 
 # %% name="guess-cold"
 lab.guess("cold", None, "How many times longer than a warm call does the very first product of this process take?")
