@@ -42,7 +42,9 @@ def predict_recipe(
 
     from .prediction import predict
 
-    report = predict(recipe.experiment(), card=card, budget_bytes=budget_bytes, name=str(recipe), trace=trace)
+    report = predict(
+        recipe.experiment(), card=card, budget_bytes=budget_bytes, name=str(recipe), trace=trace, stateless=True
+    )
     return replace(report, settings=recipe.to_dict())
 
 

@@ -26,28 +26,28 @@ def choose(
     cudnn: bool,
 ) -> str:
     """``cudnn``, ``flash``, ``efficient`` or ``math`` for query, key and value ``(batch, heads, seq, head_size)``."""
-    major = capability[0]
+    major, minor = capability
     half = query.dtype in _HALVES
     size = query.shape[-1]
-    same_size = size == key.shape[-1] == value.shape[-1]
     grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-    shaped = query.dim() == key.dim() == value.dim() == 4 and min(query.shape[-2], key.shape[-2]) > 0
-    dense = query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
-    equal_heads = query.shape[1] == key.shape[1] == value.shape[1] if shaped else False
-    bf16_fine = query.dtype is not torch.bfloat16 or major >= 8
-    if not shaped or not dense:
+    if any(t.dim() != 4 or t.stride(-1) != 1 or t.shape[-2] == 0 for t in (query, key, value)):
         return "math"
-    if (cudnn and major in (9, 10) and half and same_size and size % 8 == 0 and size <= (256 if not grad and major == 9 else 128)
-            and query.shape[-2] > 1 and key.shape[-2] > 1 and equal_heads
-            and (mask is None or not mask.requires_grad)):  # fmt: skip
-        return "cudnn"
-    if half and same_size and size <= 256 and mask is None and major >= 8 and bf16_fine and equal_heads:
-        if not (grad and size > 192 and dropout > 0 and major == 8 and capability[1] in (6, 9)):
+    if not query.shape[1] == key.shape[1] == value.shape[1] or size != key.shape[-1]:
+        return "math"
+    enabled, same = torch.backends.cuda, size == value.shape[-1]
+    native = query.dtype is not torch.bfloat16 or major >= 8
+    if enabled.cudnn_sdp_enabled() and cudnn and major in (9, 10) and half and same:
+        limit = 128 if grad or major != 9 else 256
+        rows = min(query.shape[-2], key.shape[-2])
+        if size % 8 == 0 and size <= limit and rows > 1 and (mask is None or not mask.requires_grad):
+            return "cudnn"
+    if enabled.flash_sdp_enabled() and major >= 8 and half and same and size <= 256 and mask is None:
+        consumer = (major, minor) in ((8, 6), (8, 9), (12, 0))  # too little shared memory for the widest backward
+        if not (grad and consumer and (size > 224 or (size > 192 and dropout > 0))):
             return "flash"
-    tensor_cores = major >= 8 or (major >= 7 and half)
-    alignment = max(4 if major >= 8 else 1, (8 if half else 4) if tensor_cores else 1)
-    if bf16_fine and major >= 5 and size % alignment == 0 and value.shape[-1] % alignment == 0 and equal_heads:
-        if query.dtype in (torch.float32, *_HALVES) and size == key.shape[-1]:
+    if enabled.mem_efficient_sdp_enabled() and native and query.dtype in (torch.float32, *_HALVES):
+        alignment = (8 if half else 4) if major >= 8 or half else 1
+        if size % alignment == 0 and value.shape[-1] % alignment == 0:
             return "efficient"
     return "math"
 

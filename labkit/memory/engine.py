@@ -8,7 +8,7 @@ embedding that is a large difference.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -50,7 +50,7 @@ class Accumulation:
         node = torch._C._current_autograd_node()
         if node is None or isinstance(node, torch.autograd.function.BackwardCFunction):
             return NotImplemented  # a user's own backward adds as it says
-        counts = old._use_count(), _use_count(old.untyped_storage()._cdata)
+        counts = cast(Any, old)._use_count(), _use_count(old.untyped_storage()._cdata)
         if self._listening:
             self._alone = counts
             return NotImplemented

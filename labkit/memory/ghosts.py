@@ -33,45 +33,29 @@ class PredictionError(UserError):
 
 class _Ghost(torch.Tensor):
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         raise PredictionError(f"{func} was called on a tensor that only exists in a prediction")
-
-
-def ghost(size: Any, stride: Any, dtype: torch.dtype, nbytes: int, device: torch.device = GPU, offset: int = 0) -> Any:
-    """A new tensor of `size` and `stride` over a storage of `nbytes` without memory."""
-    with _Disable():
-        return _wrapper(
-            _Ghost,
-            size,
-            stride,
-            offset,
-            None,
-            dtype,
-            torch.strided,
-            device,
-            False,
-            False,
-            None,
-            False,
-            False,
-            None,
-            nbytes,
-        ).detach()
 
 
 class Ghosts:
     """Results of operators on ghosts, with the births that the operator would cause on the GPU.
 
-    ``plan(func, args, kwargs, out)`` says what else an operator's kernel allocates, and in which order (see kernels.py).
+    ``plan(func, args, kwargs, out)`` says what else an operator's kernel allocates, and when (see kernels.py). `cache`
+    keeps the shapes of results by the shapes of arguments.
     """
 
-    def __init__(self, recorder: Recorder, rules: dict[Any, Callable[..., Any]], plan: Callable[..., Any]):
+    def __init__(
+        self, recorder: Recorder, rules: dict[Any, Callable[..., Any]], plan: Callable[..., Any], cache: dict[Any, Any]
+    ):
         self.recorder = recorder
         self.rules = rules
         self.plan = plan
         self.held: dict[Any, int] = {}  # blocks that a thread keeps for good
-        self.cache: dict[Any, Any] = {}
+        self.cache = cache
         self.kinds: dict[Any, int] = {}
+        self.returns: dict[Any, Any] = {}  # of operators that write: which arguments they return
         self.notes: dict[str, None] = {}
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -86,6 +70,10 @@ class Ghosts:
             kind = self.kinds[func] = _kind(func)
         if kind == _VIEW:
             return self._view(func, args, kwargs)
+        if kind == _INPLACE:
+            first = _first_tensor(args)
+            if first is not None and first.get_device() == 0:
+                return self._write(func, args, kwargs, first)
         key: list[Any] = [func]
         seen = _describe(args, key)
         if kwargs:
@@ -95,19 +83,15 @@ class Ghosts:
         if seen == _REAL and kwargs.get("device") != GPU:
             with _Disable():  # only host tensors with data: their values are real
                 return func(*args, **kwargs)
+        if kind == _INPLACE:
+            return self._write(func, args, kwargs, first)
         try:
             entry = self.cache.get(frozen := tuple(key))
         except TypeError as error:
             raise PredictionError(f"{func}: arguments of a kind that a prediction cannot follow ({error})") from None
         if entry is None:
-            entry = self.cache[frozen] = self._infer(func, args, kwargs, kind)
+            entry = self.cache[frozen] = self._infer(func, args, kwargs)
         plan, spec, device = entry
-        if kind == _INPLACE:
-            if plan is not None and device is GPU:
-                self._follow_plan(plan, ())
-            if args and isinstance(args[0], _Tensor):
-                args[0].__dict__.pop("_values", None)
-            return _written(func, args, kwargs)
         if not seen and device is HOST and spec[0] == _TENSOR and spec[4] <= REAL_LIMIT:
             with _Disable():
                 return func(*args, **kwargs)
@@ -116,6 +100,20 @@ class Ghosts:
             self._follow(func, args, kwargs, out)
         return out
 
+    def _write(self, func: Any, args: Any, kwargs: Any, first: Any) -> Any:
+        """An operator that writes to its arguments: it returns them, and their values are no longer known."""
+        if first is not None:
+            first.__dict__.pop("_values", None)
+            if first.get_device() == 0:
+                plan = self.plan(func, args, kwargs, first)
+                if plan is not None:
+                    self._follow_plan(plan, ())
+        places = self.returns.get(func)
+        if places is None:
+            places = self.returns[func] = _returned(func)
+        outs = [kwargs[name] if name in kwargs else args[position] for position, name in places]
+        return outs[0] if len(outs) == 1 else (tuple(outs) if outs else None)
+
     def _view(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         base = args[0]
         with _Disable():
@@ -123,7 +121,7 @@ class Ghosts:
             if isinstance(base, _Tensor):
                 values = base.__dict__.get("_values")
                 if values is not None and isinstance(out, _Tensor):
-                    out._values = func(values, *args[1:], **kwargs)  # type: ignore[attr-defined]
+                    out.__dict__["_values"] = func(values, *args[1:], **kwargs)
         return out
 
     def _planned(self, spec: Any, plan: Any) -> Any:
@@ -156,16 +154,10 @@ class Ghosts:
             self.held[key] = self.recorder.birth(nbytes)
             self.recorder.kinds[self.held[key]] = "workspace"
 
-    def new(self, size: Any, dtype: torch.dtype, device: torch.device = GPU) -> Any:
-        """A contiguous ghost of `size`."""
-        stride, run = [], 1
-        for n in reversed(size):
-            stride.append(run)
-            run *= max(n, 1)
-        count = 1
-        for n in size:
-            count *= n
-        return self._build((_TENSOR, tuple(size), tuple(reversed(stride)), dtype, count * dtype.itemsize), device)
+    def like(self, tensor: torch.Tensor) -> Any:
+        """A ghost on the GPU with the size, stride and dtype of a dense `tensor`."""
+        dtype = tensor.dtype
+        return self._build((_TENSOR, tensor.shape, tensor.stride(), dtype, tensor.numel() * dtype.itemsize), GPU)
 
     def _build(self, spec: Any, device: torch.device) -> Any:
         kind = spec[0]
@@ -183,7 +175,7 @@ class Ghosts:
             return spec[1](self._build(item, device) for item in spec[2])
         return spec[1]
 
-    def _infer(self, func: Any, args: Any, kwargs: Any, kind: int) -> Any:
+    def _infer(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What meta kernels say about the result; the kernel's own blocks; the result's device."""
         devices: list[torch.device] = []
         metas = _map(args, devices)
@@ -204,7 +196,7 @@ class Ghosts:
                 ) from error
             raise
         device = _common(devices) if wanted is None else (GPU if torch.device(wanted) == GPU else HOST)
-        spec = _spec(out) if kind != _INPLACE else None
+        spec = _spec(out)
         plan = self.plan(func, args, kwargs, out) if device is GPU else None
         return plan, spec, device
 
@@ -220,16 +212,18 @@ class Ghosts:
         if any(a is _UNKNOWN for a in real_kwargs.values()):
             return
         with _Disable():
-            out._values = func(*real, **real_kwargs)
+            out.__dict__["_values"] = func(*real, **real_kwargs)
 
 
 _TENSOR, _SEQUENCE, _PLAIN = 0, 1, 2
 _VIEW, _INPLACE, _FUNCTIONAL = 0, 1, 2
 _ON_GPU, _UNKNOWN_VALUES, _HOST_GHOST, _REAL = 1, 2, 4, 8
 _UNKNOWN = object()
-_RANDOM = {aten.randint.low, aten.randint.default, aten.randperm.default, aten.empty.memory_format, aten.empty_strided.default,
-           aten.randint_like.default, aten.multinomial.default, aten.bernoulli.default, aten.empty_like.default,
-           aten.new_empty.default}  # fmt: skip
+_RANDOM = {
+    aten.randint.low, aten.randint.default, aten.randint_like.default, aten.randperm.default, aten.multinomial.default,
+    aten.bernoulli.default, aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default,
+    aten.new_empty.default,
+}  # fmt: skip
 _SHARING = {aten._unsafe_view.default, aten.detach.default, aten.alias.default, aten.lift_fresh.default,
             aten._reshape_alias.default}  # fmt: skip
 
@@ -250,11 +244,8 @@ def _describe(values: Any, key: list[Any]) -> int:
     seen = 0
     for x in values:
         if isinstance(x, _Tensor):
-            index = x.device.index
-            key.append(x.dtype)
-            key.append(x.shape)
-            key.append(x.stride())
-            key.append(index)
+            index = x.get_device()
+            key += (x.dtype, x.shape, x.stride(), index)
             if index == 0:
                 seen |= _ON_GPU if "_values" in x.__dict__ else _ON_GPU | _UNKNOWN_VALUES
             else:
@@ -316,12 +307,10 @@ def _values(x: Any) -> Any:
     return x
 
 
-def _written(func: Any, args: Any, kwargs: Any) -> Any:
-    """What an in-place operator returns: the arguments it wrote to, as its schema says."""
+def _returned(func: Any) -> list[tuple[int, str]]:
+    """Which arguments an in-place operator returns (position and name), as its schema says."""
     schema = func._schema
-    if not schema.returns:
-        return None
-    outs = []
+    places = []
     for returned in schema.returns:
         for position, argument in enumerate(schema.arguments):
             info = argument.alias_info
@@ -329,10 +318,19 @@ def _written(func: Any, args: Any, kwargs: Any) -> Any:
                 info is not None
                 and info.is_write
                 and returned.alias_info is not None
-                and (info.before_set & returned.alias_info.before_set)
+                and info.before_set & returned.alias_info.before_set
             ):
-                outs.append(kwargs[argument.name] if argument.name in kwargs else args[position])
+                places.append((position, argument.name))
                 break
         else:
             raise PredictionError(f"operator {func} writes to its arguments and returns something new: no rule for it")
-    return outs[0] if len(outs) == 1 else tuple(outs)
+    return places
+
+
+def _first_tensor(args: Any) -> Any:
+    for x in args:
+        if isinstance(x, _Tensor):
+            return x
+        if isinstance(x, (list, tuple)) and x and isinstance(x[0], _Tensor):
+            return x[0]
+    return None

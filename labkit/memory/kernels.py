@@ -52,11 +52,6 @@ def plan(func: Any, args: Any, kwargs: Any, out: Any, chip: Chip) -> Plan | None
     return None if rule is None else rule(args, kwargs, out, chip)
 
 
-def bytes_of(tensor: torch.Tensor) -> int:
-    """Bytes of a dense tensor."""
-    return tensor.numel() * tensor.dtype.itemsize
-
-
 def _sum(args: Any, kwargs: Any, out: torch.Tensor, chip: Chip) -> Plan | None:
     """Sums that are split over thread blocks: ``setReduceConfig`` in aten/src/ATen/native/cuda/Reduce.cuh."""
     x = args[0]
@@ -157,8 +152,7 @@ def _cudnn_backward(args: Any, kwargs: Any, out: Any, chip: Chip) -> Plan:
     """An fp32 accumulator of the query's gradient, a softmax sum for each row, and 256 bytes: measured."""
     batch, heads, seq, size = args[1].shape
     rows = batch * heads * seq
-    copies = () if args[0].is_contiguous() or True else ()
-    return (*copies, ("out", 0), ("out", 1), ("out", 2), ("take", rows * (4 * size + 4) + 256), ("give", 0))
+    return ("out", 0), ("out", 1), ("out", 2), ("take", rows * (4 * size + 4) + 256), ("give", 0)
 
 
 def _flash(args: Any, kwargs: Any, out: Any, chip: Chip) -> Plan:
@@ -201,7 +195,7 @@ def _flash_splits(batch: int, heads: int, seq: int, keys: int, size: int, chip: 
 
 
 def _flash_backward(args: Any, kwargs: Any, out: Any, chip: Chip) -> Plan:
-    """mha_bwd in flash_api.cpp: softmax sums over rows rounded to 128, and an fp32 accumulator of the query's gradient."""
+    """mha_bwd in flash_api.cpp: softmax sums over rows rounded to 128, an fp32 accumulator of the query's gradient."""
     batch, heads, seq, size = args[1].shape
     rows = batch * heads * (-(-seq // 128) * 128)
     padded = -(-size // 32) * 32 if size <= 128 else -(-size // 64) * 64

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -16,10 +14,11 @@ from . import attribution
 from .allocator import Allocator, Block, OutOfMemory
 from .engine import Accumulation
 from .ghosts import GPU, Ghosts, PredictionError, aten
-from .recorder import Recorder
 from .kernels import Chip, chip, plan
+from .recorder import Recorder
 from .rules import rules
 from .semantics import cuda_semantics
+from .standin import stand_in
 from .tracer import Tracer
 from .workspaces import workspaces
 
@@ -35,76 +34,87 @@ def predict(
     name: str = "",
     trace: bool = True,
     expandable: bool = False,
+    stateless: bool = False,
 ) -> Report:
     """The memory that `experiment` would use on `card`, without a GPU.
 
     `experiment` is a function of a device that builds everything and returns ``step()``. The peaks are those of the
     first and of the fourth step. Under `budget_bytes` an allocation that does not fit gives a report with status
     ``oom``. `trace` adds the timeline, the holdings at the peak and the peaks by phase. `expandable`: as with
-    ``expandable_segments:True``. Raises `PredictionError` when an operator has no rule.
+    ``expandable_segments:True``. `stateless` promises that every step does the same, which saves time.
+
+    Raises `PredictionError` when an operator has no rule.
     """
     preset = machine.preset(card)
-    run = Run(chip(preset.name, preset.capability))
-    run.build(experiment)
-    run.steps()
+    run = Run(chip(preset.name, preset.capability), stateless=stateless)
+    run.play(experiment)
     return report(run, preset, budget_bytes=budget_bytes, name=name or getattr(experiment, "__name__", "experiment"),
                   trace=trace, expandable=expandable)  # fmt: skip
 
 
 class Run:
-    """One experiment's event stream: the build and `STEADY_STEP` training steps."""
+    """One experiment's event stream: the build and `STEADY_STEP` training steps.
 
-    def __init__(self, chip: Chip):
+    With `stateless` (a step that does the same every time, as a recipe's does) the second step stands for the later
+    ones if it left exactly those blocks alive that it found. Without it the third step stands for the fourth if, on
+    top of that, it repeated the second event by event.
+    """
+
+    def __init__(self, chip: Chip, *, stateless: bool = False):
         self.chip = chip
+        self.stateless = stateless
         self.recorder = Recorder()
         self._accumulation = Accumulation()
-        self.ghosts = Ghosts(self.recorder, {**rules(), aten.add.Tensor: self._accumulation}, partial(plan, chip=chip))
+        self.ghosts = Ghosts(
+            self.recorder, {**rules(), aten.add.Tensor: self._accumulation}, partial(plan, chip=chip), _shapes(chip)
+        )
         self.ghosts.held["cublasLt", False] = -1  # the main thread's is there from the start
         self.tracer = Tracer(run=self.ghosts.run, recorder=self.recorder)
         self.tokens: int | None = None
         self.starts: list[int] = []  # of each step, in events; the last entry is the end
-        self._experiment: Callable[..., Any] | None = None
 
-    def build(self, experiment: Callable[..., Any]) -> None:
-        """Remember what to run."""
-        self._experiment = experiment
-
-    def steps(self) -> None:
+    def play(self, experiment: Callable[..., Any]) -> None:
         """Build the experiment and run its steps on ghosts."""
-        assert self._experiment is not None
         recorder = self.recorder
-        with _untouched(), cuda_semantics(self.chip.capability), self.tracer:
+        with stand_in(self.ghosts.notes), cuda_semantics(self.chip.capability), self.tracer:
             self._accumulation.calibrate()
             recorder.clear()
-            step = self._experiment(GPU)
+            step = experiment(GPU)
             if not callable(step):
                 raise PredictionError("the experiment must return its step function")
             self.tracer.adopt(step, survey=False)
             self.tokens = getattr(step, "tokens", None)
-            for _ in range(STEADY_STEP):
+            while len(self.starts) < STEADY_STEP:
                 self.starts.append(len(recorder.events))
                 self.tracer.begin_step()
                 step()
                 self.tracer.name_parameters()
                 self.tracer.end_step()
-            self.starts.append(len(recorder.events))
+                if self._settled():
+                    break
             recorder.stop()
             del step
+        start, end = self.starts[-1], len(recorder.events)
+        while len(self.starts) < STEADY_STEP:
+            self.starts.append(len(recorder.events))
+            recorder.repeat(start, end)
+        self.starts.append(len(recorder.events))
+
+    def _settled(self) -> bool:
+        """Whether the step that just ended stands for those that follow."""
+        done, recorder = len(self.starts), self.recorder
+        if done < (2 if self.stateless else 3):
+            return False
+        last = recorder.relative(self.starts[-1], len(recorder.events))
+        if last is None:
+            return False
+        return self.stateless or last == recorder.relative(self.starts[-2], self.starts[-1])
 
 
-@contextmanager
-def _untouched() -> Iterator[None]:
-    """The process's random states, default dtype and device, and autograd switches are afterwards as they were."""
-    state, python = torch.get_rng_state(), random.getstate()
-    dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
-    try:
-        with torch.enable_grad():
-            yield
-    finally:
-        torch.set_rng_state(state)
-        random.setstate(python)
-        torch.set_default_dtype(dtype)
-        torch.set_grad_enabled(grad)
+@lru_cache
+def _shapes(chip: Chip) -> dict[Any, Any]:
+    """Shapes of results by the shapes of arguments: facts that hold from one prediction to the next."""
+    return {}
 
 
 def report(
@@ -143,7 +153,9 @@ def report(
             scattered_bytes=cause.scattered_bytes, alive=_with(attribution.alive(recorder, where), fixed),
             message=f"{cause.wanted_bytes} bytes wanted in {phase}{f' of {module}' if module else ''}",
         )  # fmt: skip
-        return Report(status="oom", failure=failure, **common)
+        begin = max((start for start in run.starts if start <= where), default=0)
+        timeline = _timeline(run, (begin, where), sum(fixed)) if trace else None
+        return Report(status="oom", failure=failure, timeline=timeline, **common)
     span = (run.starts[-2], run.starts[-1])
     details: dict[str, Any] = {}
     if trace:

@@ -113,6 +113,8 @@ class Recorder:
                 new[event] = self.birth(self.sizes[event])
                 if event in self.kinds:
                     self.kinds[new[event]] = self.kinds[event]
+                if event in self.owners:
+                    self.owners[new[event]] = self.owners[event]
             else:
                 self.death(new.pop(~event))
 

@@ -46,8 +46,42 @@ def _native(ghosts: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
 
-def _pinned(ghosts: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    return args[0]
+_LIKE_FIRST = [
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "sqrt",
+    "neg",
+    "exp",
+    "log",
+    "abs",
+    "sign",
+    "addcmul",
+    "addcdiv",
+    "lerp",
+    "maximum",
+    "minimum",
+    "clamp_max",
+    "clamp_min",
+    "pow",
+    "reciprocal",
+    "rsqrt",
+    "sigmoid",
+    "tanh",
+]
+
+
+def _foreach(ghosts: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A list operator on GPU tensors of one floating dtype: each result is like its first argument."""
+    tensors = args[0]
+    dtype = tensors[0].dtype
+    if tensors[0].get_device() != 0 or not dtype.is_floating_point:
+        return NotImplemented
+    for other in args[1:]:
+        if isinstance(other, list) and other and isinstance(other[0], torch.Tensor) and other[0].dtype is not dtype:
+            return NotImplemented
+    return [ghosts.like(t) for t in tensors]
 
 
 def rules() -> dict[Any, Callable[..., Any]]:
@@ -56,11 +90,16 @@ def rules() -> dict[Any, Callable[..., Any]]:
         aten._local_scalar_dense.default: _scalar,
         aten.lift_fresh.default: _lift,
         aten.is_pinned.default: _no,
-        aten._pin_memory.default: _pinned,
-        aten.pin_memory.default: _pinned,
+        aten._pin_memory.default: _first,
+        aten.pin_memory.default: _first,
         aten.record_stream.default: _nothing,
         aten.equal.default: _no,
     }
+    for name in _LIKE_FIRST:
+        packet = getattr(aten, f"_foreach_{name}", None)
+        for overload in packet.overloads() if packet is not None else ():
+            if "out" not in overload:
+                table[getattr(packet, overload)] = _foreach
     for name in ("_record_function_enter_new", "_record_function_enter", "_record_function_exit"):
         packet = getattr(torch.ops.profiler, name, None)
         for overload in packet.overloads() if packet is not None else ():

@@ -1,4 +1,4 @@
-"""CUDA's behaviour for tensors on the stand-in device: autocast's lists, dropout, attention, and `torch.cuda` calls.
+"""CUDA's behaviour for tensors on the stand-in device: autocast's lists, dropout, softmax and attention.
 
 The differences are put in at the dispatcher, so that they also hold when autograd or a checkpoint calls an operator.
 Everything is undone when the prediction ends.
@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from .attention import Attention, choose
-from .ghosts import GPU, Ghosts, PredictionError
+from .attention import Attention
+from .ghosts import GPU
 
 aten = torch.ops.aten
 _Autocast = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
@@ -83,9 +83,6 @@ FP32_UNLESS_ASKED = [
     "sum",
     "sum.dim_IntList",
 ]
-# what autocast on a CPU casts and CUDA's does not
-UNTOUCHED = ["cross_entropy_loss", "instance_norm", "avg_pool3d", "smooth_l1_loss_", "bucketize", "trace"]
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 def _overload(name: str) -> Any:
@@ -130,13 +127,11 @@ def _in_float32_unless_asked(op: Any) -> Callable[..., Any]:
 
 
 def _as_is(op: Any) -> Callable[..., Any]:
-    after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.AutocastCPU) if hasattr(
-        torch._C, "_dispatch_keyset_full_after") else None  # fmt: skip
+    """CUDA's autocast does not know `op`: only the operators that it is made of are cast."""
+    below = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.AutocastCPU)
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        return op.redispatch(
-            keyset - torch._C.DispatchKey.AutocastCPU if after is None else keyset & after, *args, **kwargs
-        )
+        return op.redispatch(keyset & below, *args, **kwargs)
 
     return kernel
 
@@ -185,14 +180,4 @@ def cuda_semantics(capability: tuple[int, int], *, cudnn: bool = True) -> Iterat
                 library.impl(f"{name}.int", _softmax(name), "AutogradCPU", allow_override=True)
             attention = Attention(capability, cudnn=cudnn)
             library.impl("scaled_dot_product_attention", attention, "AutogradCPU", allow_override=True)
-        stack.enter_context(_redirected())
         yield
-
-
-@contextmanager
-def _redirected() -> Iterator[None]:
-    """What an experiment may ask of `torch.cuda` and of the device type ``cuda`` goes to the stand-in."""
-    yield
-
-
-__all__ = ["Ghosts", "PredictionError", "choose", "cuda_semantics"]
