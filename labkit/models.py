@@ -80,11 +80,13 @@ def causal_lm(
     with warnings.catch_warnings():  # tqdm complains about missing widgets while it is imported
         warnings.simplefilter("ignore")
         from transformers import AutoModelForCausalLM
-    configuration.loss_type = "ForCausalLM"  # what the class name says anyway; unset, transformers warns about it
 
     kwargs: dict[str, Any] = {"dtype": dtype or torch.float32, "attn_implementation": attention}
     with torch.device(device):
-        return AutoModelForCausalLM.from_config(configuration, **kwargs)
+        model = AutoModelForCausalLM.from_config(configuration, **kwargs)
+    if model.loss_type is None:  # transformers cannot tell it from the name GPT2LMHeadModel, and warns on every use
+        model.loss_type = "ForCausalLM"
+    return model
 
 
 def gpt2(name: str = "gpt2", *, attention: str = "eager", **changes: Any) -> PreTrainedModel:
