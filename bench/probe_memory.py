@@ -196,10 +196,17 @@ def operators() -> list[dict]:
                 aten.embedding_dense_backward,
             )
 
-    def attention(label, dt, b, h, s, d, p, causal, mask):
+    def attention(label, dt, b, h, s, d, p, causal, mask, backend="default"):
+        if backend != "default":
+            from torch.nn.attention import SDPBackend, sdpa_kernel
+
+            chosen = {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}[backend]
+            with sdpa_kernel(chosen):
+                return attention(label, dt, b, h, s, d, p, causal, f"{mask} {backend}")
+
         def make():
             qkv = [rand(b, s, h, d, dtype=dt).transpose(1, 2).requires_grad_() for _ in range(3)]
-            m = torch.ones(b, 1, s, s, dtype=torch.bool, device="cuda").tril() if mask == "bool" else None
+            m = torch.ones(b, 1, s, s, dtype=torch.bool, device="cuda").tril() if "bool" in mask else None
             return qkv, m
 
         def forward(qkv, m):
@@ -239,6 +246,9 @@ def operators() -> list[dict]:
         ):
             for p in (0.0, 0.1):
                 attention(label, dt, b, h, s, d, p, True, "none")
+                if label != "fp32":
+                    attention(label, dt, b, h, s, d, p, True, "none", "flash")
+                    attention(label, dt, b, h, s, d, p, True, "none", "efficient")
         attention(label, dt, 2, 12, 200, 64, 0.1, False, "bool")
         attention(label, dt, 2, 12, 200, 64, 0.0, False, "bool")
         attention(label, dt, 2, 12, 256, 64, 0.0, False, "none")

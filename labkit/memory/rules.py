@@ -46,30 +46,10 @@ def _native(ghosts: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
 
-_LIKE_FIRST = [
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "sqrt",
-    "neg",
-    "exp",
-    "log",
-    "abs",
-    "sign",
-    "addcmul",
-    "addcdiv",
-    "lerp",
-    "maximum",
-    "minimum",
-    "clamp_max",
-    "clamp_min",
-    "pow",
-    "reciprocal",
-    "rsqrt",
-    "sigmoid",
-    "tanh",
-]
+_LIKE_FIRST = (
+    "add", "sub", "mul", "div", "sqrt", "neg", "exp", "log", "abs", "sign", "addcmul", "addcdiv", "lerp", "maximum",
+    "minimum", "clamp_max", "clamp_min", "pow", "reciprocal", "rsqrt", "sigmoid", "tanh",
+)  # fmt: skip
 
 
 def _foreach(ghosts: Any, func: Any, args: Any, kwargs: Any) -> Any:
