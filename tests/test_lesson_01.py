@@ -160,7 +160,7 @@ def doubling(fits: Callable[[int], bool]) -> int:
         (lambda fits: max(1, bisection(fits)[0]), 2, "does not fit"),
         (upwards, 2, "measurements"),
         (doubling, 2, "larger batch still fits"),
-        (lambda fits: bisection(fits, high=32)[0], 2, "63"),
+        (lambda fits: bisection(fits, high=32)[0], 2, "larger batch still fits"),
         (lambda fits: print(bisection(fits)[0]), 1, "return"),
         (lambda fits: 6, 1, "measures nothing"),
         (lambda fits: fits(1 / 0), 1, "ZeroDivisionError"),
@@ -259,6 +259,51 @@ def test_a_block_keeps_what_the_formula_says(batch: int, seq: int) -> None:
     names = account()
     lab.measure(names["one_block"], batch=batch, seq=seq, repeats=0, trace=False, card="h200")
     assert sum(row[3] for row in names["kept"]) == names["block_bytes"](batch, seq)
+
+
+def test_exercise_1_is_what_a_block_of_gpt2_medium_keeps() -> None:
+    names, kept = account(), []
+
+    def block_of_medium(device: torch.device) -> Callable[[], None]:
+        with device:
+            model = lab.models.gpt2("gpt2-medium", n_layer=1, activation_function="gelu_pytorch_tanh")
+            block = model.transformer.h[0].train()
+            x = torch.randn(4, 512, 1024, requires_grad=True)
+            mask = torch.zeros(4, 1, 512, 512)
+        weights = {p.untyped_storage()._cdata for p in block.parameters()}
+
+        def step() -> None:
+            y = block(x, attention_mask=mask)
+            y = y[0] if isinstance(y, tuple) else y
+            kept[:] = names["saved_tensors"](y, weights)
+            y.sum().backward()
+
+        return step
+
+    lab.measure(block_of_medium, repeats=0, trace=False, card="h200")
+    assert sum(row[3] for row in kept) / MiB == pytest.approx(medium(66, 9))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "batch", "seq", "phase", "module", "wanted"),
+    [
+        ("gpt2", 16, 1024, "forward", "transformer.h.2.attn", 768),
+        ("gpt2-large", 1, 512, "optimizer", "", 25),
+        ("gpt2", 1, 4096, "forward", "transformer.h.3.attn", 768),
+    ],
+)
+def test_the_logs_of_exercise_3_are_real(size: str, batch: int, seq: int, phase: str, module: str, wanted: int) -> None:
+    source = cells()["baseline"].replace('gpt2("gpt2"', f'gpt2("{size}"')
+    names: dict[str, Any] = {"lab": lab, "torch": torch}
+    run(source, names)
+    report = lab.measure(
+        names["baseline"], budget="8GiB", batch=batch, seq=seq, nearest=False, trace=False, card="h200"
+    )
+    assert report.failure is not None
+    found = (report.failure.phase, report.failure.module, report.failure.wanted_bytes)
+    assert found == (phase, module, wanted * MiB)
+    assert f"{wanted} MiB" in cells()["exercise-3-1"]
 
 
 def test_the_terms_add_up_to_the_peak_of_a_whole_step() -> None:
