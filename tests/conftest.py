@@ -6,6 +6,9 @@ import os
 
 import pytest
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # workers that each take every core get in each other's way
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 NO_CARD = "needs a CUDA card: make test-gpu on a machine with one"
 SHARED = "needs the card for itself: make test-gpu"
 GPU_ITEMS = pytest.StashKey[list[str]]()
