@@ -1,10 +1,13 @@
-# `make help` lists the targets. Two variables:
+# `make help` lists the targets. Variables:
 #   PYTHON=python3.12          the Python that .venv is made with (3.10 or newer)
 #   TORCH_INDEX=URL            take torch from another wheel index, for a driver too old for the default CUDA version
 #                              (for example https://download.pytorch.org/whl/cu126); `labkit doctor` says when
+#   LESSONS="00 01"            the lessons that `make course` runs
+#   LAB="--no-browser"         options for JupyterLab
 PYTHON ?= python3
 TORCH_INDEX ?=
 LESSONS ?=
+LAB ?=
 WORKERS ?= 2
 
 VENV := .venv/bin
@@ -24,7 +27,7 @@ course: setup ## run every lesson headless on this machine, print the table, wri
 
 lab: setup ## copy notebooks/ to work/ once and open JupyterLab there
 	@$(VENV)/python tools/workdir.py
-	@cd work && ../$(VENV)/jupyter lab
+	@cd work && ../$(VENV)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(LAB)
 
 test: setup lint ## everything that CI runs: lint, every test that needs no card, every notebook untouched
 	LABKIT_RUN="$(CURDIR)/runs/nbmake" $(VENV)/python -m pytest -n $(WORKERS) --nbmake --nbmake-timeout=600 tests notebooks

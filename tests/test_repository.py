@@ -168,7 +168,7 @@ def test_commands_in_the_documents_exist():
         code = "\n".join(re.findall(r"```.*?```|`[^`]+`", text, re.S))
         for target in re.findall(r"\bmake ([a-z][a-z-]*)", code):
             assert target in make_targets(), f"{document.name} names make {target}"
-        for command in re.findall(r"\blabkit ([a-z]+)\b", code):
+        for command in re.findall(r"(?<!import )\blabkit ([a-z]+)\b", code):
             assert command in commands, f"{document.name} names labkit {command}"
         for link in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", text):
             assert (document.parent / link).exists(), f"{document.name} links to {link}"
