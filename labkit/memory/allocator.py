@@ -220,14 +220,11 @@ class _Driver:
     """
 
     CHUNK = 32 * MiB
-    LEFT_OVER = (
-        (0, 222 * 2 * MiB),
-        (259 * 2 * MiB, 11 * 2 * MiB),
-    )  # seen free when two cuBLAS workspaces are not yet there
+    LEFT_OVER = ((0, 2), (102, 189), (328, 11))  # in units of 2 MiB, before the two cuBLAS workspaces are there
 
     def __init__(self) -> None:
         self._floor = 1 << 46
-        self._free = [(self._floor + start, length) for start, length in self.LEFT_OVER]
+        self._free = [(self._floor + 2 * MiB * start, 2 * MiB * length) for start, length in self.LEFT_OVER]
 
     def take(self, nbytes: int) -> int:
         """The address of a new segment."""

@@ -22,6 +22,7 @@ META = torch.device("meta")
 _Disable = torch._C._DisableTorchDispatch
 _wrapper = torch.Tensor._make_wrapper_subclass
 _Tensor = torch.Tensor
+_default_dtype = torch.get_default_dtype
 aten = torch.ops.aten
 KNOWN_LIMIT = 1 << 16  # elements of an integer tensor whose values are followed
 REAL_LIMIT = 1 << 18  # bytes of a host tensor up to which it is a real one
@@ -74,7 +75,7 @@ class Ghosts:
             first = _first_tensor(args)
             if first is not None and first.get_device() == 0:
                 return self._write(func, args, kwargs, first)
-        key: list[Any] = [func]
+        key: list[Any] = [func, _default_dtype()]
         seen = _describe(args, key)
         if kwargs:
             for name, value in kwargs.items():

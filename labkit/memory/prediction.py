@@ -57,17 +57,21 @@ class Run:
 
     With `stateless` (a step that does the same every time, as a recipe's does) the second step stands for the later
     ones if it left exactly those blocks alive that it found. Without it the third step stands for the fourth if, on
-    top of that, it repeated the second event by event.
+    top of that, it repeated the second event by event. `without` leaves out corrections of this package by name
+    (``autocast``, ``dropout``, ``attention``, ``sums``, ``kernels``), to see what each is worth.
     """
 
-    def __init__(self, chip: Chip, *, stateless: bool = False):
+    def __init__(self, chip: Chip, *, stateless: bool = False, without: frozenset[str] = frozenset()):
         self.chip = chip
         self.stateless = stateless
+        self.without = without
         self.recorder = Recorder()
         self._accumulation = Accumulation()
-        self.ghosts = Ghosts(
-            self.recorder, {**rules(), aten.add.Tensor: self._accumulation}, partial(plan, chip=chip), _shapes(chip)
-        )
+        table = {**rules(), aten.add.Tensor: self._accumulation}
+        if "sums" in without:
+            del table[aten.add.Tensor]
+        plans = _no_plan if "kernels" in without else partial(plan, chip=chip)
+        self.ghosts = Ghosts(self.recorder, table, plans, _shapes(chip, "kernels" in without))
         self.ghosts.held["cublasLt", False] = -1  # the main thread's is there from the start
         self.tracer = Tracer(run=self.ghosts.run, recorder=self.recorder)
         self.tokens: int | None = None
@@ -76,8 +80,10 @@ class Run:
     def play(self, experiment: Callable[..., Any]) -> None:
         """Build the experiment and run its steps on ghosts."""
         recorder = self.recorder
-        with stand_in(self.ghosts.notes), cuda_semantics(self.chip.capability), self.tracer:
-            self._accumulation.calibrate()
+        semantics = cuda_semantics(self.chip.capability, without=self.without)
+        with stand_in(self.ghosts.notes), semantics, self.tracer:
+            if "sums" not in self.without:
+                self._accumulation.calibrate()
             recorder.clear()
             step = experiment(GPU)
             if not callable(step):
@@ -112,9 +118,13 @@ class Run:
 
 
 @lru_cache
-def _shapes(chip: Chip) -> dict[Any, Any]:
+def _shapes(chip: Chip, bare: bool) -> dict[Any, Any]:
     """Shapes of results by the shapes of arguments: facts that hold from one prediction to the next."""
     return {}
+
+
+def _no_plan(func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    return None
 
 
 def report(

@@ -109,26 +109,38 @@ def _softmax(name: str) -> Callable[..., Any]:
 
 
 @contextmanager
-def cuda_semantics(capability: tuple[int, int], *, cudnn: bool = True) -> Iterator[None]:
-    """Inside the block, operators on ghosts behave as on a card of `capability`."""
+def cuda_semantics(
+    capability: tuple[int, int], *, cudnn: bool = True, without: frozenset[str] = frozenset()
+) -> Iterator[None]:
+    """Inside the block, operators on ghosts behave as on a card of `capability`.
+
+    `without` leaves out ``autocast``, ``dropout`` or ``attention``, to see what each is worth.
+    """
     library = torch.library.Library("aten", "IMPL")
     with ExitStack() as stack:
         stack.callback(library._destroy)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for name in FP32:
-                op = _overload(name)
-                if op is not None:
-                    library.impl(name, _in_float32(op), "AutocastCPU", allow_override=True)
-            for name in FP32_UNLESS_ASKED:
-                op = _overload(name)
-                if op is not None:
-                    library.impl(name, _in_float32_unless_asked(op), "AutocastCPU", allow_override=True)
-            library.impl("cross_entropy_loss", _as_is(aten.cross_entropy_loss.default), "AutocastCPU", with_keyset=True,
-                         allow_override=True)  # fmt: skip
-            library.impl("dropout", _dropout, "AutogradCPU", allow_override=True)
-            for name in ("softmax", "log_softmax"):
-                library.impl(f"{name}.int", _softmax(name), "AutogradCPU", allow_override=True)
-            attention = Attention(capability, cudnn=cudnn)
-            library.impl("scaled_dot_product_attention", attention, "AutogradCPU", allow_override=True)
+            for name, kernel, key in _kernels(capability, cudnn, without):
+                with_keyset = name == "cross_entropy_loss"
+                library.impl(name, kernel, key, with_keyset=with_keyset, allow_override=True)
         yield
+
+
+def _kernels(
+    capability: tuple[int, int], cudnn: bool, without: frozenset[str]
+) -> Iterator[tuple[str, Callable[..., Any], str]]:
+    """Operator, kernel and dispatch key of every difference between CUDA and the CPU."""
+    if "autocast" not in without:
+        for names, cast in ((FP32, _in_float32), (FP32_UNLESS_ASKED, _in_float32_unless_asked)):
+            for name in names:
+                op = _overload(name)
+                if op is not None:
+                    yield name, cast(op), "AutocastCPU"
+        yield "cross_entropy_loss", _as_is(aten.cross_entropy_loss.default), "AutocastCPU"
+        for name in ("softmax", "log_softmax"):
+            yield f"{name}.int", _softmax(name), "AutogradCPU"
+    if "dropout" not in without:
+        yield "dropout", _dropout, "AutogradCPU"
+    if "attention" not in without:
+        yield "scaled_dot_product_attention", Attention(capability, cudnn=cudnn), "AutogradCPU"
