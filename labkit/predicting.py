@@ -149,9 +149,11 @@ def _text(report: Report, row: dict[str, Any], card: str | None, colour: bool) -
     lines = [str(report)]
     held = {name: size for name, size in report.held_by().items() if size > 0}
     if held:
-        ceiling = report.budget_bytes or max(preset.memory_bytes, sum(held.values()))
-        what = f"budget {show_bytes(ceiling)}" if report.budget_bytes else f"{preset.name}, {show_bytes(ceiling)}"
-        lines += ["", bar(held, ceiling, colour=colour), f"  the whole width is {what}"]
+        total = sum(held.values())
+        ceiling, what = report.budget_bytes or preset.memory_bytes, "budget" if report.budget_bytes else preset.title
+        if not report.budget_bytes and not ceiling / 8 < total < ceiling:
+            ceiling, what = total, "peak"  # on a card that is far larger, or too small, the parts are what can be seen
+        lines += ["", bar(held, ceiling, colour=colour), f"  the whole width is the {what}: {show_bytes(ceiling)}"]
     low, high = preset.context_band
     context = row.get("context_bytes")
     lines.append(

@@ -197,10 +197,14 @@ def test_predict_as_text_shows_who_holds_the_peak_and_what_is_outside(quick_pred
     text = _captured("predict", "gpt2", "--budget", "4GiB", "--card", "t4")
     bar = next(line for line in text.splitlines() if line.startswith("  |"))
     assert bar.count("P") == 16 and bar.count("A") == 32 and bar.count("·") == 16  # of 64 characters for 4 GiB
-    assert "budget 4.00 GiB" in text and "CUDA context" in text and "not checked on a real one" in text
+    assert (
+        "whole width is the budget: 4.00 GiB" in text and "CUDA context" in text and "not checked on a real one" in text
+    )
     assert "does not fit" not in text
     text = _captured("predict", "gpt2", "--card", "h200")
     assert "fits the 140.40 GiB of NVIDIA H200" in text and "not checked" not in text
+    bar = next(line for line in text.splitlines() if line.startswith("  |"))
+    assert "whole width is the peak: 3.00 GiB" in text and bar.count("P") == 21 and "·" not in bar
 
 
 def test_run_fetches_what_its_lessons_need_and_goes_on_without_a_network(tmp_path, monkeypatch, capsys):
