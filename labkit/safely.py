@@ -142,7 +142,8 @@ def call(function: Callable[..., Any], *args: Any, seconds: float = 10.0, **kwar
     with _quiet():
         try:
             value = (_with_alarm if alarm else _in_thread)(lambda: function(*args, **kwargs), seconds)
-            return Outcome(value=value, seconds=time.perf_counter() - started)
+            spent = time.perf_counter() - started
+            return Outcome(timed_out=True, seconds=spent) if spent > seconds else Outcome(value=value, seconds=spent)
         except _TimeIsUp:
             return Outcome(timed_out=True, seconds=time.perf_counter() - started)
         except KeyboardInterrupt:
@@ -164,7 +165,7 @@ def _with_alarm(action: Callable[[], Any], seconds: float) -> Any:
         raise _TimeIsUp
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 0.05)  # again and again: code that catches everything is hit again
+    signal.setitimer(signal.ITIMER_REAL, seconds, 0.05)  # again and again: code may catch the first
     try:
         return action()
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
@@ -222,6 +223,18 @@ def test_endless_functions_are_stopped() -> None:
     found = code("f", stubborn, [case(1, expect=2, because="Does the loop end?"), case(2, expect=2)], seconds=0.3)
     assert time.monotonic() - started < 3
     assert found.status == "wrong" and "not done after 0.3 s" in found.message and "Does the loop end?" in found.message
+
+
+def test_a_function_that_catches_everything_is_hit_again() -> None:
+    def sleeps_on(n: int) -> int:
+        for _ in range(3):
+            with contextlib.suppress(BaseException):
+                time.sleep(20)
+        return 2
+
+    started = time.monotonic()
+    found = code("f", sleeps_on, [case(1, expect=2)], seconds=0.2)
+    assert time.monotonic() - started < 5 and found.points == 0 and "not done after 0.2 s" in found.message
 
 
 def test_a_timer_of_the_check_is_gone_afterwards() -> None:

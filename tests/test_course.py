@@ -151,7 +151,7 @@ def test_a_run_that_was_killed_goes_on(tmp_path: Path, how: signal.Signals) -> N
     first = start(out, books)
     wait((tmp_path / "kernel").exists)
     with pytest.raises(UserError, match="another run is going on"):
-        course.run(out=out, notebooks=books)
+        course.run(out=out, notebooks=books, timeout=5)
     first.send_signal(how)
     first.wait(30)
     assert first.returncode != 0
