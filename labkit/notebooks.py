@@ -41,11 +41,11 @@ import copy
 import re
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from . import checks, contract, places
+from .frontmatter import FrontMatter
 from .units import UserError
 
 STUB = "..."
@@ -53,56 +53,6 @@ BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 _KEYS = {"answer", "check", "points", "name", "tags"}
 _TELLING = {"number": ("expected", "mistakes"), "choice": ("expected", "mistakes"), "words": ("ideas",)}
 _KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
-
-
-@dataclass(frozen=True)
-class FrontMatter:
-    """What a lesson says about itself. ``minutes`` on a GPU and without one; ``fetch`` names what it needs in data/."""
-
-    title: str
-    question: str
-    after: str
-    minutes_gpu: float
-    minutes_cpu: float
-    memory: str
-    needs: tuple[str, ...] = ()
-    fetch: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, found: Any, where: str) -> FrontMatter:
-        """The front matter in a lesson's header. Raises `UserError` naming what is missing."""
-        if not isinstance(found, dict):
-            raise UserError(f"{where}: the header has no `jupyter: labkit:` block")
-        missing = [k for k in ("title", "question", "after", "minutes", "memory") if k not in found]
-        unknown = set(found) - {"title", "question", "after", "minutes", "memory", "needs", "fetch"}
-        if missing or unknown:
-            raise UserError(f"{where}: front matter lacks {missing} and does not know {sorted(unknown)}")
-        minutes = found["minutes"]
-        if not isinstance(minutes, dict) or set(minutes) != {"gpu", "cpu"}:
-            raise UserError(f"{where}: minutes must be {{gpu: 2, cpu: 0.5}}, not {minutes!r}")
-        return cls(
-            str(found["title"]),
-            str(found["question"]),
-            str(found["after"]),
-            float(minutes["gpu"]),
-            float(minutes["cpu"]),
-            str(found["memory"]),
-            tuple(found.get("needs") or ()),
-            tuple(found.get("fetch") or ()),
-        )
-
-    def cell(self, name: str) -> str:
-        """The text of the title cell."""
-        needs = ", ".join(f"[{n.replace('_', ' ')}]({n}.ipynb)" for n in self.needs) or "nothing but Python"
-        lines = [
-            f"# {name[:2]} · {self.title}",
-            f"**{self.question}**",
-            f"- After this lesson you can {self.after.rstrip('.')}.\n"
-            f"- Running it takes {_minutes(self.minutes_gpu)} on a GPU, {_minutes(self.minutes_cpu)} without one; the"
-            f" exercises take their own time. Memory: {self.memory}.\n"
-            f"- Needs: {needs}.",
-        ]
-        return "\n\n".join(lines)
 
 
 def master(path: Path) -> Any:
@@ -348,10 +298,6 @@ def _name_cells(notebook: Any) -> None:
 
 def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9_]+", "-", text.lower()).strip("-")[:40] or "cell"
-
-
-def _minutes(minutes: float) -> str:
-    return f"{60 * minutes:.0f} s" if minutes < 1 else f"{minutes:g} min"
 
 
 def _need(module: str) -> Any:
