@@ -15,8 +15,8 @@ import json
 import multiprocessing
 import os
 import sys
-from pathlib import Path
 import traceback
+from pathlib import Path
 
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def random_tokens(batch: int, seq: int, *, vocab: int = 50257, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Random token ids of shape ``(batch, seq)``, int64, on `device`. Memory and speed do not depend on their values."""
+    """Random token ids ``(batch, seq)``, int64, on `device`. Memory and speed do not depend on their values."""
     import torch
 
     return torch.randint(0, vocab, (batch, seq), device=device)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Experiment = Callable[..., Callable[[], Any]]
 STEADY_STEP = 4
+_OPTIONS = ("name", "repeats", "trace", "nearest", "isolate", "card", "on")
 
 
 def measure(
@@ -86,8 +87,8 @@ def sweep(experiment: Experiment | Recipe, *, budget: int | str | None = None, *
     Keywords of `measure` (``trace``, ``repeats``, ``card``) pass through; the attribution pass and the search for the
     nearest fit are off unless asked for.
     """
-    options = {key: axes.pop(key) for key in ("name", "repeats", "isolate", "card", "on") if key in axes}
-    options = {"trace": axes.pop("trace", False), "nearest": axes.pop("nearest", False), **options}
+    options: dict[str, Any] = {"trace": False, "nearest": False}
+    options |= {key: axes.pop(key) for key in _OPTIONS if key in axes}
     lists = {k: list(v) if isinstance(v, Iterable) and not isinstance(v, str) else [v] for k, v in axes.items()}
     rows = [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
     return [measure(experiment, budget=budget, **options, **row) for row in rows]
@@ -229,8 +230,23 @@ def _explained(run: _Run, device: torch.device, report: Report, before: int) -> 
     """The same failure once more under the tracer: in which phase and module, and who was alive."""
     import torch
 
-    assert report.failure is not None
+    failure = report.failure
+    assert failure is not None
     tracer = memory.Tracer(building=True, workspace=torch.cuda.memory_allocated())
+    if _fails(run, device, tracer):
+        phase, module = tracer.where()
+        failure = replace(failure, phase=phase, module=module, alive=tracer.alive_now())
+        report = replace(report, failure=failure, timeline=tracer.timeline())
+    else:
+        notes = (*report.notes, "the failure did not come again under the tracer: its place is not known")
+        report = replace(report, notes=notes)
+    del tracer
+    return report, release()
+
+
+def _fails(run: _Run, device: torch.device, tracer: memory.Tracer) -> bool:
+    import torch
+
     try:
         with tracer:
             step = _build(run, device)
@@ -238,16 +254,10 @@ def _explained(run: _Run, device: torch.device, report: Report, before: int) -> 
             for _ in range(STEADY_STEP):
                 tracer.begin_step()
                 step()
-        notes = (*report.notes, "the failure did not come again under the tracer: its place is not known")
-        report = replace(report, notes=notes)
     except torch.OutOfMemoryError as error:
         forget(error)
-        phase, module = tracer.where()
-        failure = replace(report.failure, phase=phase, module=module, alive=tracer.alive_now())
-        report = replace(report, failure=failure, timeline=tracer.timeline())
-    step = None
-    del tracer
-    return report, release()
+        return True
+    return False
 
 
 def _peaks() -> Peaks:
@@ -317,7 +327,8 @@ class _Observer:
 
         if cls._instance is None:
             cls._instance = cls()
-            torch._C._cuda_attach_out_of_memory_observer(cls._instance._notice)
+            attach = torch._C._cuda_attach_out_of_memory_observer  # type: ignore[attr-defined]
+            attach(cls._instance._notice)
         cls._instance.wanted = cls._instance.allocated = cls._instance.reserved = 0
         return cls._instance
 

@@ -166,7 +166,11 @@ def make_optimizer(name: str, parameters: Any, lr: float = 1e-4) -> torch.optim.
         return bitsandbytes.optim.Adam8bit(parameters, lr=lr)
     if name in ("sgd", "sgd-momentum"):
         return torch.optim.SGD(parameters, lr=lr, momentum=0.9 if name == "sgd-momentum" else 0.0, foreach=True)
-    how = {"adamw": {"foreach": True}, "adamw-fused": {"fused": True}, "adamw-forloop": {"foreach": False}}
+    how: dict[str, dict[str, Any]] = {
+        "adamw": {"foreach": True},
+        "adamw-fused": {"fused": True},
+        "adamw-forloop": {"foreach": False},
+    }
     if name not in how:
         raise UserError(f"optimizer {name!r} is not one of {', '.join(CHOICES['optimizer'])}")
     return torch.optim.AdamW(parameters, lr=lr, **how[name])
@@ -221,7 +225,7 @@ def checkpoint_segments(model: torch.nn.Module, every: int) -> torch.nn.Module:
     return model
 
 
-def chunked_loss(model: torch.nn.Module, tokens: torch.Tensor, chunks: int = LOSS_CHUNKS) -> torch.Tensor:
+def chunked_loss(model: Any, tokens: torch.Tensor, chunks: int = LOSS_CHUNKS) -> torch.Tensor:
     """Mean next-token cross-entropy of `tokens` ``(batch, seq)`` without ever holding all logits.
 
     The shifted hidden states ``(batch * (seq - 1), width)`` are cut into `chunks`; each goes through

@@ -9,7 +9,8 @@ from labkit.units import GiB, MiB, UserError
 
 
 def test_importing_labkit_loads_nothing_heavy():
-    code = "import sys, labkit; print([m for m in ('torch', 'transformers', 'matplotlib', 'pandas', 'numpy', 'rich') if m in sys.modules])"
+    heavy = "'torch', 'transformers', 'matplotlib', 'pandas', 'numpy', 'rich'"
+    code = f"import sys, labkit; print([m for m in ({heavy}) if m in sys.modules])"
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
     )

@@ -10,7 +10,7 @@ SMALL = {"n_layer": 4, "n_embd": 32, "n_head": 2, "vocab_size": 97, "n_positions
 
 def small(dropout=0.0, **changes):
     torch.manual_seed(0)
-    dropouts = {name: dropout for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
+    dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
     return models.gpt2("gpt2", **{**SMALL, **dropouts, **changes}).train()
 
 
@@ -22,9 +22,10 @@ def loss_and_gradients(model, loss):
 @pytest.mark.parametrize(
     ("fields", "word"),
     [
-        ({"batch": 0}, "batch"), ({"seq": -1}, "seq"), ({"batch": 1.5}, "batch"), ({"batch": True}, "batch"), ({"checkpoint": -1}, "checkpoint"),
-        ({"precision": "fp64"}, "amp-bf16"), ({"optimizer": "adam"}, "adamw-fused"), ({"colour": 1}, "unknown field 'colour'"),
-        ({"dropout": 1.0}, "dropout"), ({"dropout": "a lot"}, "dropout"), ({"model": ""}, "model"), ({"model": 3}, "model"),
+        ({"batch": 0}, "batch"), ({"seq": -1}, "seq"), ({"batch": 1.5}, "batch"), ({"batch": True}, "batch"),
+        ({"checkpoint": -1}, "checkpoint"), ({"precision": "fp64"}, "amp-bf16"), ({"optimizer": "adam"}, "adamw-fused"),
+        ({"colour": 1}, "unknown field 'colour'"), ({"dropout": 1.0}, "dropout"), ({"dropout": "a lot"}, "dropout"),
+        ({"model": ""}, "model"), ({"model": 3}, "model"),
         ({"attention": ["sdpa"]}, "attention"),
     ],
 )  # fmt: skip
