@@ -27,11 +27,11 @@ from labkit.recipes import CHOICES, Recipe
 from labkit.units import GiB
 
 
-def random_recipe(rng: random.Random, limit_bytes: int = 30 * GiB) -> Recipe:
-    """A recipe drawn over all fields whose crude estimate stays below `limit_bytes`."""
+def random_recipe(rng: random.Random, limit_bytes: float, weights: list[int]) -> Recipe:
+    """A recipe drawn over all fields whose crude estimate stays below `limit_bytes`; `weights` are of the model sizes."""
     while True:
         recipe = Recipe.of(
-            model=rng.choices(list(GPT2_SIZES), weights=(50, 20, 15, 15))[0],
+            model=rng.choices(list(GPT2_SIZES), weights=weights)[0],
             batch=rng.choice((1, 1, 2, 2, 3, 4, 4, 5, 6, 8, 8, 12, 16)),
             seq=rng.choice((64, 128, 200, 256, 384, 500, 512, 512, 640, 768, 1000, 1024, 1024, 1024)),
             precision=rng.choice(CHOICES["precision"]),
@@ -170,6 +170,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--limit-gib", type=float, default=30, help="no recipe whose crude estimate is larger")
+    parser.add_argument("--weights", type=int, nargs=4, default=[50, 20, 15, 15], help="of the four model sizes")
     parser.add_argument("--out", required=True)
     parser.add_argument("--recipes", help="a file of recipes, one JSON object a line, instead of random ones")
     parser.add_argument("--limit-s", type=float, default=500, help="start no new recipe after this many seconds")
@@ -180,7 +182,7 @@ def main() -> None:
     if arguments.recipes:
         recipes = [Recipe.of(**json.loads(line)) for line in Path(arguments.recipes).read_text().splitlines()]
     else:
-        recipes = [random_recipe(rng) for _ in range(arguments.count)]
+        recipes = [random_recipe(rng, arguments.limit_gib * GiB, arguments.weights) for _ in range(arguments.count)]
     context = multiprocessing.get_context("fork")
     start, rows = time.time(), []
     with ProcessPoolExecutor(1, mp_context=context) as pool:
