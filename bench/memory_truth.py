@@ -28,7 +28,7 @@ from labkit.units import GiB
 
 
 def random_recipe(rng: random.Random, limit_bytes: float, weights: list[int]) -> Recipe:
-    """A recipe drawn over all fields whose crude estimate stays below `limit_bytes`; `weights` are of the model sizes."""
+    """A recipe over all fields whose crude estimate stays below `limit_bytes`; `weights` are of the model sizes."""
     while True:
         recipe = Recipe.of(
             model=rng.choices(list(GPT2_SIZES), weights=weights)[0],
