@@ -28,6 +28,9 @@ KNOWN_LIMIT = 1 << 16  # elements of an integer tensor whose values are followed
 REAL_LIMIT = 1 << 18  # bytes of a host tensor up to which it is a real one
 
 
+VALUES_READ = "a value that only a run has was read (.item() and the like); the prediction took zero"
+
+
 class PredictionError(UserError):
     """The prediction cannot go on: an operator has no rule, or the experiment needs values that only a run has."""
 
@@ -269,6 +272,18 @@ def is_ghost(tensor: torch.Tensor) -> bool:
             return tensor.untyped_storage().data_ptr() == 0 and tensor.numel() > 0
     except RuntimeError:  # "invalid python storage": what a storage without memory answers
         return True
+
+
+def lay_to_rest() -> None:
+    """Give ghosts that outlived their prediction (a learner's list of losses) something real to show: each element is
+    the same nan or zero. Without it the first use of one would read memory that is not there."""
+    import gc
+
+    for thing in gc.get_objects():
+        if type(thing) in (_Tensor, torch.nn.Parameter) and thing.is_cpu and is_ghost(thing):
+            value = float("nan") if thing.dtype.is_floating_point else 0
+            with torch.no_grad():
+                thing.data = torch.full((), value, dtype=thing.dtype).expand(thing.shape)
 
 
 def _map(values: Any, devices: list[torch.device]) -> Any:

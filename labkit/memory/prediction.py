@@ -13,7 +13,7 @@ from ..results import Failure, Holding, Peaks, Report, Timeline
 from . import attribution
 from .allocator import Allocator, Block, OutOfMemory
 from .engine import Accumulation
-from .ghosts import GPU, Ghosts, PredictionError, aten
+from .ghosts import GPU, Ghosts, PredictionError, aten, lay_to_rest
 from .kernels import Chip, chip, plan
 from .recorder import Recorder
 from .rules import rules
@@ -81,26 +81,32 @@ class Run:
         """Build the experiment and run its steps on ghosts."""
         recorder = self.recorder
         semantics = cuda_semantics(self.chip.capability, without=self.without)
-        with stand_in(self.ghosts.notes), semantics, self.tracer:
-            if "sums" not in self.without:
-                self._accumulation.calibrate()
-            recorder.clear()
-            step = experiment(GPU)
-            if not callable(step):
-                raise PredictionError("the experiment must return its step function")
-            self.tracer.adopt(step, survey=False)
-            self.tokens = getattr(step, "tokens", None)
-            while len(self.starts) < STEADY_STEP:
-                self.starts.append(len(recorder.events))
-                self.tracer.begin_step()
-                step()
-                self.tracer.name_parameters()
-                self.tracer.end_step()
-                if self._settled():
-                    break
-            recorder.stop()
-            del step
-        start, end = self.starts[-1], len(recorder.events)
+        step = None
+        try:
+            with stand_in(self.ghosts.notes), semantics, self.tracer:
+                if "sums" not in self.without:
+                    self._accumulation.calibrate()
+                recorder.clear()
+                step = experiment(GPU)
+                if not callable(step):
+                    raise PredictionError("the experiment must return its step function")
+                self.tracer.adopt(step, survey=False)
+                self.tokens = getattr(step, "tokens", None)
+                while len(self.starts) < STEADY_STEP:
+                    self.starts.append(len(recorder.events))
+                    self.tracer.begin_step()
+                    step()
+                    self.tracer.name_parameters()
+                    self.tracer.end_step()
+                    start, end = self.starts[-1], len(recorder.events)
+                    if self._settled():
+                        break
+        finally:
+            step = None
+            self.tracer.whereabouts.optimizers.clear()
+            if recorder.stop():
+                lay_to_rest()
+        recorder.cut(end)
         while len(self.starts) < STEADY_STEP:
             self.starts.append(len(recorder.events))
             recorder.repeat(start, end)

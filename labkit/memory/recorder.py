@@ -125,10 +125,16 @@ class Recorder:
         self._alive.clear()
         self.by_pointer.clear()
 
-    def stop(self) -> None:
-        """Watch no longer; what is alive stays without a death."""
+    def stop(self) -> int:
+        """Watch no longer; what is alive stays without a death. Returns how many storages are alive."""
+        alive = sum(reference() is not None for reference in self._alive.values())
         self._alive.clear()
         self.by_pointer.clear()
+        return alive
+
+    def cut(self, end: int) -> None:
+        """Forget the events from `end` on."""
+        del self.events[end:], self.where[end:]
 
     def _died(self, reference: Any) -> None:
         if self._alive.pop(reference.identity, None) is not None:

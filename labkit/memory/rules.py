@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .ghosts import _UNKNOWN, _values, aten
+from .ghosts import _UNKNOWN, VALUES_READ, _values, aten
 
 _Disable = torch._C._DisableTorchDispatch
 
@@ -19,7 +19,7 @@ def _scalar(ghosts: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if value is not _UNKNOWN:
         with _Disable():
             return func(value)
-    ghosts.notes["a value that only a run has was read (.item()); the prediction took zero"] = None
+    ghosts.notes[VALUES_READ] = None
     return (args[0].dtype in (torch.bool,) and False) or (0.0 if args[0].dtype.is_floating_point else 0)
 
 

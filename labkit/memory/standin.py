@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .ghosts import is_ghost
+from .ghosts import VALUES_READ, is_ghost
 
 
 @contextmanager
@@ -81,6 +81,8 @@ def _models_from_outside() -> Iterator[None]:
 def _redirect(stack: ExitStack, notes: dict[str, None]) -> None:
     """``torch.autocast("cuda")``, ``GradScaler("cuda")``, synchronisation, and ``torch.compile``."""
     from torch.amp import autocast_mode, grad_scaler
+    from torch.optim import optimizer as torch_optimizer
+    from torch.utils import _foreach_utils
 
     autocast_init, scaler_init = autocast_mode.autocast.__init__, grad_scaler.GradScaler.__init__
 
@@ -99,7 +101,31 @@ def _redirect(stack: ExitStack, notes: dict[str, None]) -> None:
     def compile_module(self: torch.nn.Module, *_: Any, **__: Any) -> None:
         compile(self)
 
+    def shown(self: torch.Tensor, **kwargs: Any) -> str:
+        if self.get_device() == 0 or is_ghost(self):
+            return f"tensor(..., size={tuple(self.shape)}, dtype={self.dtype}, no values in a prediction)"
+        return show(self, **kwargs)
+
+    def zeros(self: torch.Tensor, *_: Any, **__: Any) -> Any:
+        if self.get_device() != 0 and not is_ghost(self):
+            return numpy(self)
+        import numpy as np
+
+        notes[VALUES_READ] = None
+        return np.zeros(tuple(self.shape), dtype=str(self.dtype).removeprefix("torch."))
+
+    show, numpy = torch._tensor_str._str, torch.Tensor.numpy
+    supported = _foreach_utils._get_foreach_kernels_supported_devices
+
+    def foreach_devices() -> list[str]:
+        return [*supported(), "cpu"]  # so that optimizers choose as they do on CUDA when nothing is asked for
+
     for owner, name, value in (
+        (torch._tensor_str, "_str", shown),
+        (torch.Tensor, "numpy", zeros),
+        (torch.Tensor, "tolist", lambda self: zeros(self).tolist()),
+        (_foreach_utils, "_get_foreach_kernels_supported_devices", foreach_devices),
+        (torch_optimizer, "_get_foreach_kernels_supported_devices", foreach_devices),
         (autocast_mode.autocast, "__init__", autocast),
         (grad_scaler.GradScaler, "__init__", scaler),
         (torch, "compile", compile),
