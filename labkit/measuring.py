@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Experiment = Callable[..., Callable[[], Any]]
 STEADY_STEP = 4
-_OPTIONS = ("name", "repeats", "trace", "nearest", "isolate", "card", "on")
+_OPTIONS = ("name", "repeats", "trace", "nearest", "isolate", "card", "on", "record")
 
 
 def measure(
@@ -43,6 +43,7 @@ def measure(
     isolate: bool = False,
     card: str | None = None,
     on: str | None = None,
+    record: bool = True,
     **sizes: Any,
 ) -> Report:
     """Run `experiment` and report its memory, its time and where the memory went.
@@ -53,7 +54,8 @@ def measure(
     really runs it on the processor, for its time and its loss.
 
     `repeats` bounds the timed steps (0: no time); `trace` adds the attribution pass; `nearest` looks for the largest
-    ``batch`` (or ``seq``) that fits when memory runs out; `isolate` measures in a fresh process.
+    ``batch`` (or ``seq``) that fits when memory runs out; `isolate` measures in a fresh process; `record` writes the
+    report to the open lesson's ledger, if a lesson is open.
     Raises `UserError` for sizes that the experiment does not take and for an impossible budget.
     """
     run = _Run.of(experiment, name, sizes)
@@ -66,10 +68,11 @@ def measure(
         from .isolated import measure_in_process
 
         options = {"repeats": repeats, "trace": trace, "nearest": nearest, "card": card, "on": on}
-        return publish(measure_in_process(run.build, name=run.name, budget=limit, settings=run.settings, **options))
+        report = measure_in_process(run.build, name=run.name, budget=limit, settings=run.settings, **options)
+        return publish(report) if record else report
     if on == "cpu":
-        return publish(_on_cpu(run, repeats))
-    if card is not None or not machine.has_gpu():
+        report = _on_cpu(run, repeats)
+    elif card is not None or not machine.has_gpu():
         report = memory.predict(run.build, card=card, budget_bytes=limit, name=run.name, trace=trace)
         report = replace(report, settings=run.settings, provenance=machine.provenance())
     else:
@@ -78,7 +81,7 @@ def measure(
     if report.failure and nearest:
         found = _nearest(run, limit, card)
         report = replace(report, failure=replace(report.failure, nearest=found))
-    return publish(report)
+    return publish(report) if record else report
 
 
 def sweep(experiment: Experiment | Recipe, *, budget: int | str | None = None, **axes: Any) -> list[Report]:
@@ -100,7 +103,7 @@ def largest(
     """The largest value of `size` that fits `budget`, by doubling and bisection; 0 when not even 1 fits."""
 
     def fits(value: int) -> bool:
-        settings = {"repeats": 0, "trace": False, "nearest": False, **options, size: value}
+        settings = {"repeats": 0, "trace": False, "nearest": False, "record": False, **options, size: value}
         return measure(experiment, budget=budget, **settings).ok
 
     low, high = 0, 1
