@@ -7,6 +7,7 @@ error; 130 interrupted.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -43,6 +44,9 @@ def main(arguments: list[str] | None = None) -> None:
         _fail(f"{error.format_message().rstrip('.')} (labkit {_command_of(error)}--help)")
     if code == 130:
         print("\nlabkit: interrupted", file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(130)  # a plain exit dies by SIGINT where the key was hit inside an extension that runs Python code
     sys.exit(code if isinstance(code, int) else 0)
 
 
