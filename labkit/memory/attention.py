@@ -37,7 +37,7 @@ def choose(
     enabled, same = torch.backends.cuda, size == value.shape[-1]
     native = query.dtype is not torch.bfloat16 or major >= 8
     if enabled.cudnn_sdp_enabled() and cudnn and major in (9, 10) and half and same:
-        limit = 128 if grad or major != 9 else 256
+        limit = 256 if major == 9 else 128
         rows = min(query.shape[-2], key.shape[-2])
         if size % 8 == 0 and size <= limit and rows > 1 and (mask is None or not mask.requires_grad):
             return "cudnn"
@@ -77,7 +77,7 @@ class Attention:
         kind = choose(self.capability, query, key, value, attn_mask, dropout_p, is_causal, cudnn=self.cudnn)
         needs = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
         if kind != "math" and attn_mask is not None and attn_mask.dtype is torch.bool:
-            attn_mask = torch.where(attn_mask, 0.0, torch.full((), -math.inf, dtype=query.dtype, device=query.device))
+            attn_mask = _additive(attn_mask, query)
         if kind == "cudnn":
             if attn_mask is not None:
                 attn_mask = _expanded(attn_mask, query, key)
@@ -119,13 +119,19 @@ def _first(results: Any) -> Any:
     return out
 
 
+def _additive(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """``convert_boolean_attn_mask`` in attention.cpp: zero where a key counts, minus infinity elsewhere."""
+    zero, out = (torch.full((), value, dtype=query.dtype, device=query.device) for value in (0.0, -math.inf))
+    return torch.where(mask, zero, out)
+
+
 def _expanded(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
 
 def _aligned(mask: torch.Tensor) -> torch.Tensor:
-    """``pad_bias``: the last dimension of the mask is padded to a multiple of 16 and sliced back."""
+    """``pad_bias`` in attention.cpp: the last dimension of a mask is padded to a multiple of 8 and sliced back."""
     last = mask.shape[-1]
-    if last % 16 == 0:
+    if last % 8 == 0:
         return mask
-    return torch.nn.functional.pad(mask, (0, 16 - last % 16))[..., :last]
+    return torch.nn.functional.pad(mask, (0, 8 - last % 8))[..., :last]

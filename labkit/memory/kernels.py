@@ -53,10 +53,16 @@ def plan(func: Any, args: Any, kwargs: Any, out: Any, chip: Chip) -> Plan | None
 
 
 def _sum(args: Any, kwargs: Any, out: torch.Tensor, chip: Chip) -> Plan | None:
-    """Sums that are split over thread blocks: ``setReduceConfig`` in aten/src/ATen/native/cuda/Reduce.cuh."""
-    x = args[0]
-    dims = args[1] if len(args) > 1 and args[1] is not None else None
-    dims = sorted({d % x.dim() for d in dims}) if dims else list(range(x.dim()))
+    return _reduced(args[0], args[1] if len(args) > 1 else None, out, chip)
+
+
+def _norm(args: Any, kwargs: Any, out: torch.Tensor, chip: Chip) -> Plan | None:
+    return _reduced(args[0], args[2] if len(args) > 2 else kwargs.get("dim"), out, chip)
+
+
+def _reduced(x: torch.Tensor, over: Any, out: torch.Tensor, chip: Chip) -> Plan | None:
+    """Reductions that are split over thread blocks: ``setReduceConfig`` in aten/src/ATen/native/cuda/Reduce.cuh."""
+    dims = sorted({d % x.dim() for d in over}) if over else list(range(x.dim()))
     if x.numel() == 0 or not x.is_contiguous():
         return None
     kept = [d for d in range(x.dim()) if d not in dims and x.shape[d] > 1]
@@ -209,12 +215,12 @@ def _efficient(args: Any, kwargs: Any, out: Any, chip: Chip) -> Plan:
 
 def _efficient_backward(args: Any, kwargs: Any, out: Any, chip: Chip) -> Plan:
     """attention_backward.cu, _efficient_attention_backward: in float32 the row sums ``delta`` come from a full-size
-    product; the workspace is `workspace_size()` of mem_eff_attention/kernel_backward.h (tiles of 64 x 64)."""
+    product; the workspace is `workspace_size()` of mem_eff_attention/kernel_backward.h (tiles 64 wide)."""
     q = args[1]
     batch, heads, seq, size = q.shape
     rows = batch * heads * seq
-    tile = 16 + 4 * 64 * 64
-    workspace = batch * heads * -(-seq // 64) * -(-size // 64) * tile
+    height = 64 if size <= 64 else 128
+    workspace = batch * heads * -(-seq // height) * -(-size // 64) * (16 + 4 * height * 64)
     full = rows * args[3].shape[-1] * 4
     steps: list[tuple[Any, ...]] = [("out", i) for i in range(3)]
     if len(out) > 3 and isinstance(out[3], torch.Tensor) and out[3].numel():
@@ -223,6 +229,26 @@ def _efficient_backward(args: Any, kwargs: Any, out: Any, chip: Chip) -> Plan:
         steps += [("take", full), ("take", 4 * rows), ("take", 4 * rows), ("give", 1), ("give", 0)]
         return (*steps, ("take", workspace), ("give", 2), ("give", 3))
     return (*steps, ("take", 4 * rows), ("take", workspace), ("give", 0), ("give", 1))
+
+
+def _embedding_backward(args: Any, kwargs: Any, out: torch.Tensor, chip: Chip) -> Plan | None:
+    """Beyond 3072 tokens these are sorted, and sums of ten rows each kept in float32:
+    aten/src/ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu; what CUB takes was measured."""
+    tokens, rows = args[1].numel(), args[2]
+    if tokens <= 3072:
+        return None
+    indices, segments = 8 * tokens, min(tokens, rows)
+    parts = tokens // 10 + segments
+    width = -(-out.shape[1] // 32) * 32
+    return (
+        ("take", indices), ("take", indices),
+        ("take", indices), ("take", 16895 + 65 * tokens // 4), ("give", 3), ("give", 2),
+        ("out", 0),
+        ("take", indices), ("take", 8), ("take", indices), ("take", 1279), ("give", 7), ("give", 6),
+        ("take", 8 * segments), ("take", 8 * segments), ("take", 1279), ("give", 10),
+        ("take", 8), ("take", 8 * parts), ("take", 4 * parts * width),
+        *(("give", k) for k in (13, 12, 11, 9, 8, 5, 4, 1, 0)),
+    )  # fmt: skip
 
 
 def _addmm(args: Any, kwargs: Any, out: torch.Tensor, chip: Chip) -> Plan | None:
@@ -235,6 +261,8 @@ def _addmm(args: Any, kwargs: Any, out: torch.Tensor, chip: Chip) -> Plan | None
 _PLANS: dict[Any, Callable[[Any, Any, Any, Chip], Plan | None]] = {
     aten.sum.dim_IntList: _sum,
     aten.sum.default: _sum,
+    aten.linalg_vector_norm.default: _norm,
+    aten.embedding_dense_backward.default: _embedding_backward,
     aten._softmax_backward_data.default: _softmax_backward,
     aten.native_dropout.default: _native_dropout,
     aten.cumsum.default: _cast_first,
