@@ -35,6 +35,8 @@ def examine() -> list[Check]:
                 result = check()
             except UserError as error:  # a setting such as LABKIT_CARD that cannot be read
                 result = Check(name, FAIL, str(error))
+            except ModuleNotFoundError as error:
+                result = Check(name, FAIL, f"the package {error.name} is missing", "make setup")
             except Exception as error:
                 result = Check(name, WARN, f"could not be looked at ({type(error).__name__}: {first_line(error)})")
             if result is not None:
