@@ -22,7 +22,6 @@ from __future__ import annotations
 import ast
 import base64
 import functools
-import html
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -76,8 +75,8 @@ class Check:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        text = html.escape(str(self), quote=False)
-        name = html.escape(f"{self.exercise}:", quote=False)
+        text = show.inline(str(self))
+        name = show.inline(f"{self.exercise}:")
         return show.card(text.replace(name, f"<b>{name}</b>", 1), _TONES[self.status])
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
@@ -251,13 +250,15 @@ def words(
     answer: Any,
     ideas: Mapping[str, str],
     *,
+    against: Mapping[str, str] | None = None,
     points: float = 1,
     least: int = 12,
 ) -> Check:
-    """Look through a written answer: at least `least` words, and each of the `ideas` touched.
+    """Look through a written answer: at least `least` words, each of the `ideas` touched, nothing said `against` them.
 
-    `ideas` maps a regular expression (any case) to the question to ask when it is not found. Whether the answer
-    is right is for a reader to say: the result is marked ``manual``.
+    `ideas` maps a regular expression (any case) to the question to ask when it is not found, `against` one to the
+    question to ask when it is found. A question costs the share of one idea, whichever of the two asks it. Whether the
+    answer is right is for a reader to say: the result is marked ``manual``.
     """
     if safely.is_blank(answer):
         return _blank(exercise, points, "write your answer between quotes in place of `...`", manual=True)
@@ -272,13 +273,20 @@ def words(
     count = len(re.findall(r"\w+", got[:20_000]))
     if count < least:
         return Check(exercise, 0, points, f"{count} words; say it in at least {least}", "wrong", True)
-    missing = [ask for pattern, ask in ideas.items() if not re.search(pattern, got[:20_000], re.IGNORECASE)]
-    if not missing:
-        return Check(exercise, points, points, "touches everything that was asked", "right", True)
-    share = 1 - len(missing) / len(ideas)
-    return Check(
-        exercise, points * share, points, f"something is missing. {missing[0]}", "partial" if share else "wrong", True
-    )
+    text = " ".join(got[:20_000].split())  # an idea may run over the end of a line
+
+    def found(pattern: str) -> bool:
+        return re.search(pattern, text, re.IGNORECASE) is not None
+
+    missing = [ask for pattern, ask in ideas.items() if not found(pattern)]
+    doubtful = [ask for pattern, ask in (against or {}).items() if found(pattern)]
+    asks = list(dict.fromkeys([*missing, *doubtful]))
+    if not asks:
+        say = "the words looked for are there; whether they explain it, a reader says"
+        return Check(exercise, points, points, say, "right", True)
+    share = max(0.0, 1 - len(asks) / len(ideas))
+    what = "something is missing" if asks[0] in missing else "think again"
+    return Check(exercise, points * share, points, f"{what}. {asks[0]}", "partial" if share else "wrong", True)
 
 
 def seal(value: Any) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from . import show
 
 WITHIN = 0.2  # of the measured value: what counts as a good guess
+FAR = 3.0  # from this factor on a distance is shown as a factor, not as a percentage
 Value = float | bool | str
 
 
@@ -134,9 +135,10 @@ class Answer(show.Silent):
         if self.good:
             return f"off by {_percent(self.error)}: within {_percent(WITHIN)}"
         ratio = float(self.guess) / float(self.measured) if self.measured and self.guess else 0.0  # type: ignore[arg-type]
-        if ratio >= 3 or 0 < ratio <= 1 / 3:
-            return f"off by a factor of {max(ratio, 1 / ratio):,.3g}"
-        return f"off by {_percent(self.error)}" if math.isfinite(self.error) else "off: nothing was there"
+        factor = max(ratio, 1 / ratio) if ratio > 0 else 0.0
+        if factor >= FAR or math.isfinite(self.error):
+            return f"off by {_off(self.error, factor if factor >= FAR else None)}"
+        return "off: nothing was there"
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,7 @@ class Calibration:
     good: int
     median_error: float | None
     median_ratio: float | None  # guess over measured: below 1, the learner guesses too low
+    median_factor: float | None = None  # how many times too high or too low, never below 1
 
     @classmethod
     def of(cls, answers: Iterable[Answer]) -> Calibration:
@@ -165,6 +168,7 @@ class Calibration:
             sum(a.good for a in known),
             statistics.median(errors) if errors else None,
             statistics.median(ratios) if ratios else None,
+            statistics.median(max(r, 1 / r) for r in ratios if r > 0) if any(r > 0 for r in ratios) else None,
         )
 
     def __str__(self) -> str:
@@ -180,7 +184,8 @@ class Calibration:
             return f"{self.asked} numbers were asked for, none was guessed: guessing first is what makes them stay."
         line = f"{self.good} of {self.guessed} guesses within {_percent(WITHIN)} of what came out"
         if self.median_error is not None and math.isfinite(self.median_error):
-            line += f"; half of them are off by {_percent(self.median_error)} or less"
+            far = self.median_factor is not None and self.median_factor >= FAR
+            line += f"; half of them are off by {_off(self.median_error, self.median_factor if far else None)} or less"
         if self.median_ratio is not None and not 0.83 <= self.median_ratio <= 1.2:
             line += f"; typically you guess too {'low' if self.median_ratio < 1 else 'high'}"
         return line + "."
@@ -199,6 +204,10 @@ def off_by(guess: Value | None, measured: Value | None) -> float | None:
     if measured == 0:
         return 0.0 if guess == 0 else math.inf
     return abs(guess - measured) / abs(measured)
+
+
+def _off(error: float, factor: float | None) -> str:
+    return f"a factor of {factor:,.3g}" if factor else _percent(error)
 
 
 def _percent(fraction: float) -> str:

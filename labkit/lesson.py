@@ -22,6 +22,7 @@ from .units import UserError, parse_size, show_bytes
 
 CONFIGURED = "LABKIT_BUDGET"
 _DISTRIBUTIONS = ("torch", "transformers")
+_WRITTEN = {"right": "words found", "partial": "some words found", "wrong": "words not found"}  # nobody judged it yet
 
 _open: Lesson | None = None
 
@@ -222,7 +223,8 @@ def finish(checklist: str = "", *, next: str | None = None) -> None:
     lines = [("Guesses", score.sentence())] if score.asked else []
     if lesson.checks:
         done = ", ".join(
-            f"{c.exercise} {c.status if c.manual else f'{c.points:g}/{c.maximum:g}'}" for c in lesson.checks.values()
+            f"{c.exercise} {_WRITTEN.get(c.status, c.status) if c.manual else f'{c.points:g}/{c.maximum:g}'}"
+            for c in lesson.checks.values()
         )
         lines.append(("Exercises", f"{points[0]:g} of {points[1]:g} points ({done})"))
     if checklist:
@@ -270,7 +272,9 @@ def _budget(wish: int | str | None) -> tuple[int, str | None]:
 
 
 def _next(name: str) -> str | None:
-    names = sorted(path.stem for path in (places.home() / "notebooks").glob("*.ipynb"))
+    home = places.home()
+    names = sorted(path.stem for path in (home / "notebooks").glob("*.ipynb"))
+    names = names or sorted(path.stem for path in (home / "lessons").glob("[0-9][0-9]_*.py"))  # before they are built
     later = [other for other in names if other > name]
     return later[0] if later else None
 
@@ -288,7 +292,7 @@ def _short(path: Path) -> str:
     try:
         return path.resolve().relative_to(places.home()).as_posix()
     except ValueError:
-        return path.name
+        return f"{path.parent.name}/{path.name}"  # elsewhere: the folder's name, not somebody's whole path
 
 
 def _finite(value: Any) -> Any:

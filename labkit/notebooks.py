@@ -51,7 +51,7 @@ from .units import UserError
 STUB = "..."
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 _KEYS = {"answer", "check", "points", "name", "tags"}
-_TELLING = {"number": ("expected", "mistakes"), "choice": ("expected", "mistakes"), "words": ("ideas",)}
+_TELLING = {"number": ("expected", "mistakes"), "choice": ("expected", "mistakes"), "words": ("ideas", "against")}
 _KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 

@@ -289,6 +289,30 @@ def test_written_answers_are_looked_through(text: str, status: str, message: str
     assert found.status == status and message in found.message and found.manual
 
 
+IDEAS = {"batch": "What is split?", "same time": "Is it faster?"}
+AGAINST = {r"\bis faster": "Is it faster?"}
+
+
+@pytest.mark.parametrize(
+    ("text", "points", "message"),
+    [
+        ("the batch is cut and takes the same time", 2, "a reader says"),
+        ("the batch is cut and takes the same\n  time", 2, "a reader says"),
+        ("the batch is cut, the same time, no, it is faster", 1, "think again. Is it faster?"),
+        ("the batch is cut and then it is faster", 1, "something is missing. Is it faster?"),
+        ("it is cut and then it is faster", 0, "something is missing. What is split?"),
+    ],
+)
+def test_what_speaks_against_an_idea_asks_once(text: str, points: float, message: str) -> None:
+    found = words("w", text, IDEAS, against=AGAINST, points=2, least=3)
+    assert found.points == points and message in found.message
+
+
+def test_code_in_a_message_is_shown_as_code() -> None:
+    shown = number("n_1", 3, 12, hint="Look at `size`.")._repr_html_()
+    assert "<code>size</code>" in shown and "<b>n_1:</b>" in shown
+
+
 def test_points_are_always_a_number_that_nbgrader_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     import nbformat
     from nbgrader import utils

@@ -99,6 +99,15 @@ def test_calibration_counts_what_was_guessed_and_measured() -> None:
     assert "too low" in found.sentence()
 
 
+@pytest.mark.parametrize(
+    ("guessed", "words"),
+    [(1000.0, "off by a factor of 100 or less"), (0.1, "a factor of 100"), (15.0, "by 50 % or less")],
+)
+def test_the_calibration_speaks_as_the_card_does(guessed: float, words: str) -> None:
+    assert words in Calibration.of([answer(guessed, 10.0)]).sentence()
+    assert words.removesuffix(" or less") in answer(guessed, 10.0).text()
+
+
 def test_calibration_without_guesses() -> None:
     assert str(Calibration.of([answer(None, 1.0)])) == "no guesses (1 asked)"
     assert str(Calibration.of([])) == "–"

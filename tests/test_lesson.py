@@ -174,17 +174,19 @@ def test_finish_sums_up(opened: lesson.Lesson, capsys: pytest.CaptureFixture[str
     lab.answer("peak", measured=12.4)
     lab.check.number("bytes", 24, 12, points=2, mistakes={24: ("half", 0.5)})
     lab.check.words("why", ..., {})
+    lab.check.words("how", "with all the words", {}, least=2)
     lab.finish("Count before you allocate.", next="02_mixed_precision")
     out = capsys.readouterr().out
     for part in (
         "1 of 1 guesses",
         "1 of 2 points",
-        "why blank",
+        "why blank, how words found",
         "Count before",
         "02_mixed_precision.ipynb",
-        "ledger.jsonl",
+        f"{opened.folder.name}/ledger.jsonl",
     ):
         assert part in out
+    assert str(opened.folder.parent) not in out
     end = rows(opened, "finish")[0]
     assert (end["points"], end["maximum"], end["checklist"]) == (1, 2, "Count before you allocate.")
 
@@ -201,6 +203,17 @@ def test_the_next_lesson_is_found_with_its_title(
     monkeypatch.setattr(show, "emit", lambda text, html: shown.append(html))
     lab.finish()
     assert 'href="02_mixed_precision.ipynb"' in shown[-1] and "02 Half the bits" in shown[-1]
+
+
+def test_the_next_lesson_is_known_before_the_notebooks_are_built(
+    opened: lesson.Lesson, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lessons").mkdir()
+    for name in ("01_baseline_oom.py", "02_mixed_precision.py", "notes.py"):
+        (tmp_path / "lessons" / name).write_text("")
+    monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
+    lab.finish()
+    assert "02_mixed_precision.ipynb" in capsys.readouterr().out
 
 
 def test_calibration_rows_are_the_latest_of_each_number(opened: lesson.Lesson) -> None:

@@ -125,6 +125,8 @@ def test_sealed_checks_still_work(master: Any) -> None:
 def test_only_constants_are_sealed() -> None:
     source = 'lab.check.number("é", x, 2 * 3, mistakes={f(1): "hint"})\nother(1, 2, 3)'
     sealed = notebooks.seal_answers(source)
+    told = notebooks.seal_answers('lab.check.words("w", w, {"a": "b"}, against={"telling": "?"})')
+    assert "telling" not in told
     assert checks.seal(6) in sealed and 'mistakes={f(1): "hint"}' in sealed and "other(1, 2, 3)" in sealed
     assert notebooks.seal_answers('lab.check.number("n", x, report.peak)') == 'lab.check.number("n", x, report.peak)'
 
