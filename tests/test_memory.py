@@ -459,6 +459,11 @@ def test_a_budget_that_does_not_suffice_gives_an_oom_report():
     assert fits.ok and fits.fits(320 * MiB)
 
 
+def test_a_budget_below_the_workspaces_is_out_of_memory_too():
+    report = memory.predict(stack(), budget_bytes=40 * MiB)
+    assert report.status == "oom" and report.failure.phase == "build" and report.failure.wanted_bytes == 32 * MiB
+
+
 def test_out_of_memory_while_building_is_reported_as_such():
     report = memory.predict(stack(width=8192, depth=8), budget_bytes=GiB)
     assert report.status == "oom" and report.failure.phase == "build"
@@ -490,6 +495,21 @@ def test_a_custom_operator_without_a_rule_fails_with_its_name():
 def test_an_experiment_must_return_its_step():
     with pytest.raises(PredictionError, match="must return its step"):
         memory.predict(lambda device: None)
+
+
+def test_another_card_is_labelled_as_not_measured():
+    recipe = Recipe.of(batch=1, seq=64)
+    ampere, hopper = (memory.predict_recipe(recipe, card=card, trace=True) for card in ("rtx3090", "h200"))
+    assert any("rtx3090" in note for note in ampere.notes) and not hopper.notes
+    assert hopper.held_by()["workspace"] - ampere.held_by()["workspace"] == 2 * (32 * MiB - 8320 * 1024)
+
+
+def test_the_workspace_follows_the_variable(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    recipe = Recipe.of(batch=1, seq=64)
+    assert memory.predict_recipe(recipe, trace=True).held_by()["workspace"] == 65 * MiB
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    assert memory.predict_recipe(recipe, trace=True).held_by()["workspace"] == 2 * 128 * 1024 + MiB
 
 
 # nothing stays behind ------------------------------------------------------------------------------------------

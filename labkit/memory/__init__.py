@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..recipes import Recipe
     from ..results import Report
     from .ghosts import PredictionError
-    from .prediction import predict
+    from .prediction import predict, predict_recipe
     from .tracer import Tracer
 
 __all__ = ["PredictionError", "Tracer", "predict", "predict_recipe", "recipe_row"]
@@ -23,29 +23,15 @@ def __getattr__(name: str) -> Any:
         from .tracer import Tracer
 
         return Tracer
-    if name == "predict":
-        from .prediction import predict
+    if name in ("predict", "predict_recipe"):
+        from . import prediction
 
-        return predict
+        return getattr(prediction, name)
     if name == "PredictionError":
         from .ghosts import PredictionError
 
         return PredictionError
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def predict_recipe(
-    recipe: Recipe, *, card: str | None = None, budget_bytes: int | None = None, trace: bool = False
-) -> Report:
-    """The memory that one training step of `recipe` would use on `card` (see `predict`), its fields as settings."""
-    from dataclasses import replace
-
-    from .prediction import predict
-
-    report = predict(
-        recipe.experiment(), card=card, budget_bytes=budget_bytes, name=str(recipe), trace=trace, stateless=True
-    )
-    return replace(report, settings=recipe.to_dict())
 
 
 def recipe_row(recipe: Recipe, report: Report, seconds: float) -> dict[str, Any]:

@@ -28,6 +28,7 @@ KNOWN_LIMIT = 1 << 16  # elements of an integer tensor whose values are followed
 REAL_LIMIT = 1 << 18  # bytes of a host tensor up to which it is a real one
 
 
+CONVOLUTION = "what cuDNN takes inside a convolution depends on its choice of algorithm and was left out"
 VALUES_READ = "a value that only a run has was read (.item() and the like); the prediction took zero"
 
 
@@ -99,6 +100,8 @@ class Ghosts:
         if not seen and device is HOST and spec[0] == _TENSOR and spec[4] <= REAL_LIMIT:
             with _Disable():
                 return func(*args, **kwargs)
+        if func is aten.convolution.default:
+            self.notes[CONVOLUTION] = None
         out = self._build(spec, device) if plan is None else self._planned(spec, plan)
         if device is GPU and not seen & _UNKNOWN_VALUES and spec[0] == _TENSOR:
             self._follow(func, args, kwargs, out)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,6 +23,9 @@ from .semantics import cuda_semantics
 from .standin import stand_in
 from .tracer import Tracer
 from .workspaces import workspaces
+
+if TYPE_CHECKING:
+    from ..recipes import Recipe
 
 METHOD = "1"  # of predicting; raised when the same experiment would give other numbers
 STEADY_STEP = 4
@@ -52,6 +57,32 @@ def predict(
                   trace=trace, expandable=expandable)  # fmt: skip
 
 
+def predict_recipe(
+    recipe: Recipe, *, card: str | None = None, budget_bytes: int | None = None, trace: bool = False
+) -> Report:
+    """The memory that one training step of `recipe` would use on `card` (see `predict`), its fields as settings.
+
+    The last recipes are remembered, so that the same one under another budget costs a replay only; not those whose
+    model is a folder or comes from a hub, as these may change.
+    Raises `UserError` for a recipe that cannot be built.
+    """
+    preset = machine.preset(card)
+    which = chip(preset.name, preset.capability)
+    fixed = "/" not in recipe.model and not Path(recipe.model).is_dir()
+    run = (_remembered if fixed else _recipe_run)(recipe, which)
+    found = report(run, preset, budget_bytes=budget_bytes, name=str(recipe), trace=trace)
+    return replace(found, settings=recipe.to_dict())
+
+
+def _recipe_run(recipe: Recipe, chip: Chip) -> Run:
+    run = Run(chip, stateless=True)
+    run.play(recipe.experiment())
+    return run
+
+
+_remembered = lru_cache(maxsize=8)(_recipe_run)
+
+
 class Run:
     """One experiment's event stream: the build and `STEADY_STEP` training steps.
 
@@ -67,7 +98,7 @@ class Run:
         self.without = without
         self.recorder = Recorder()
         self._accumulation = Accumulation()
-        table = {**rules(), aten.add.Tensor: self._accumulation}
+        table: dict[Any, Callable[..., Any]] = {**rules(), aten.add.Tensor: self._accumulation}
         if "sums" in without:
             del table[aten.add.Tensor]
         plans = _no_plan if "kernels" in without else partial(plan, chip=chip)
@@ -145,24 +176,28 @@ def report(
     """The report of a run: its events replayed through the allocator, under a budget if there is one."""
     recorder = run.recorder
     fixed = workspaces(preset.capability)
+    notes = [*run.ghosts.notes]
+    if not preset.measured:
+        notes.append(
+            f"predictions for {preset.name} ({preset.sm}) follow PyTorch's source; none was checked on a real one"
+        )
     common: dict[str, Any] = {
         "name": name, "source": "predicted", "card": preset.name, "budget_bytes": budget_bytes, "tokens": run.tokens,
-        "context_bytes": preset.context_bytes, "notes": tuple(run.ghosts.notes),
+        "context_bytes": preset.context_bytes, "notes": tuple(notes), "method": METHOD,
     }  # fmt: skip
     allocator = Allocator(budget_bytes, expandable=expandable)
     blocks: dict[int, Block] = {}
     peaks: list[Peaks] = []
     position = 0
     try:
-        for size in fixed:
-            allocator.take(size)
+        _hold(allocator, fixed)
         for end in run.starts:
             position = _play(recorder, position, end, allocator, blocks)
             peaks.append(Peaks(*allocator.peaks()))
             allocator.reset_peaks()
     except _Ended as ended:
         where = ended.position
-        phase, module = recorder.places[recorder.where[where]]
+        phase, module = recorder.places[recorder.where[where]] if recorder.where else ("build", "")
         cause = ended.cause
         failure = Failure(
             phase=phase, module=module, wanted_bytes=cause.wanted_bytes, free_bytes=cause.free_bytes,
@@ -189,6 +224,14 @@ class _Ended(Exception):
     def __init__(self, position: int, cause: OutOfMemory):
         super().__init__(str(cause))
         self.position, self.cause = position, cause
+
+
+def _hold(allocator: Allocator, fixed: tuple[int, ...]) -> None:
+    for size in fixed:
+        try:
+            allocator.take(size)
+        except OutOfMemory as error:
+            raise _Ended(0, error) from None
 
 
 def _play(recorder: Recorder, start: int, end: int, allocator: Allocator, blocks: dict[int, Block]) -> int:
