@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import warnings
 from pathlib import Path
@@ -28,6 +29,7 @@ def config(name: str, **changes: Any) -> PreTrainedConfig:
     `changes` overwrite its fields (``n_layer=2``). Raises `UserError` when there is no such model, or it is not a
     causal language model.
     """
+    _import_quietly()
     if name in GPT2_SIZES:
         from transformers import GPT2Config
 
@@ -77,9 +79,8 @@ def causal_lm(
     """
     import torch
 
-    with warnings.catch_warnings():  # tqdm complains about missing widgets while it is imported
-        warnings.simplefilter("ignore")
-        from transformers import AutoModelForCausalLM
+    _import_quietly()
+    from transformers import AutoModelForCausalLM
 
     kwargs: dict[str, Any] = {"dtype": dtype or torch.float32, "attn_implementation": attention}
     with torch.device(device):
@@ -101,3 +102,11 @@ def gpt2(name: str = "gpt2", *, attention: str = "eager", **changes: Any) -> Pre
         raise UserError(f"unknown GPT-2 size {name!r}: {', '.join(GPT2_SIZES)}")
     configuration = config(name, use_cache=False, **changes)
     return causal_lm(configuration, device=torch.get_default_device(), attention=attention)
+
+
+@functools.cache
+def _import_quietly() -> None:
+    """Import transformers; what it imports complains in a notebook, about widgets and its own source."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import AutoModelForCausalLM, GPT2LMHeadModel  # noqa: F401
