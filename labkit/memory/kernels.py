@@ -164,18 +164,17 @@ def _cudnn_backward(args: Any, kwargs: Any, out: Any, chip: Chip) -> Plan:
 def _flash(args: Any, kwargs: Any, out: Any, chip: Chip) -> Plan:
     """aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_fwd: result, log-sum-exp, random state;
     several splits of the keys (without dropout) keep partial results."""
-    q = args[0]
-    batch, heads, seq, size = q.shape
+    batch, heads, seq, size = args[0].shape
     steps: list[tuple[Any, ...]] = [("out", 0), ("out", 1)]
+    state: list[tuple[Any, ...]] = [("out", i) for i in (6, 7) if isinstance(out[i], torch.Tensor)]
     dropout = args[3] if len(args) > 3 else kwargs.get("dropout_p", 0.0)
-    if dropout == 0.0:
-        splits = _flash_splits(batch, heads, seq, args[1].shape[2], size, chip)
-        if splits > 1:
-            padded = -(-size // 32) * 32
-            rows = splits * batch * heads * seq
-            steps += [("take", 4 * rows), ("take", 4 * rows * padded), ("give", 1), ("give", 0)]
-    steps += [("out", i) for i in (6, 7) if i < len(out) and isinstance(out[i], torch.Tensor) and out[i].numel()]
-    return tuple(steps)
+    if dropout:
+        return (*steps, *state, ("take", 16), ("give", 0))
+    splits = _flash_splits(batch, heads, seq, args[1].shape[2], size, chip)
+    if splits == 1:
+        return (*steps, *state)
+    rows = 4 * splits * batch * heads * seq
+    return (*steps, ("take", rows), ("take", rows * -(-size // 32) * 32), *state, ("give", 0), ("give", 1))
 
 
 def _flash_splits(batch: int, heads: int, seq: int, keys: int, size: int, chip: Chip) -> int:
@@ -209,18 +208,28 @@ def _flash_backward(args: Any, kwargs: Any, out: Any, chip: Chip) -> Plan:
 
 
 def _efficient(args: Any, kwargs: Any, out: Any, chip: Chip) -> Plan:
-    """The random seed and offset are on the host: attention.cu, _efficient_attention_forward."""
-    return (("out", 0), ("out", 1)) if out[1].numel() else (("out", 0),)
+    """The random seed and offset are on the host: attention.cu, _efficient_attention_forward. Heads wider than 128 in
+    half precision are summed up in float32."""
+    value = args[2]
+    steps: list[tuple[Any, ...]] = [("out", 0), ("out", 1)] if out[1].numel() else [("out", 0)]
+    if value.shape[-1] > 128 and value.dtype in _HALVES:
+        steps += [("take", 4 * out[0].numel()), ("give", 0)]
+    return tuple(steps)
 
 
 def _efficient_backward(args: Any, kwargs: Any, out: Any, chip: Chip) -> Plan:
     """attention_backward.cu, _efficient_attention_backward: in float32 the row sums ``delta`` come from a full-size
-    product; the workspace is `workspace_size()` of mem_eff_attention/kernel_backward.h (tiles 64 wide)."""
+    product; the workspace is `workspace_size()` of mem_eff_attention/kernel_backward.h."""
     q = args[1]
     batch, heads, seq, size = q.shape
     rows = batch * heads * seq
+    half = q.dtype in _HALVES
     height = 64 if size <= 64 else 128
-    workspace = batch * heads * -(-seq // height) * -(-size // 64) * (16 + 4 * height * 64)
+    width = 128 if half and 64 < size <= 128 else 64
+    tiles = -(-seq // height) * -(-size // width) * (16 + 4 * height * width)
+    if half and size > 128:  # the gradients of keys and values are summed up in float32 as well
+        tiles += 2 * 4 * (-(-args[2].shape[2] // 64) * 64) * -(-size // 128) * 128
+    workspace = batch * heads * tiles
     full = rows * args[3].shape[-1] * 4
     steps: list[tuple[Any, ...]] = [("out", i) for i in range(3)]
     if len(out) > 3 and isinstance(out[3], torch.Tensor) and out[3].numel():
