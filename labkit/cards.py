@@ -25,8 +25,9 @@ def report_html(report: Report) -> str:
 
 def _verdict(report: Report) -> str:
     if report.failure:
-        place = f" (`{report.failure.module}`)" if report.failure.module else ""
-        return f"✗ **out of memory** in {report.failure.phase}{place}"
+        module = report.failure.module
+        place = report.failure.place.replace(module, f"`{module}`") if module else report.failure.place
+        return f"✗ **out of memory**{place}"
     if not report.ok:
         return report.status
     return "✓ **fits**" if report.budget_bytes else "ran, without a budget"

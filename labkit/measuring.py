@@ -216,8 +216,7 @@ def _passes(run: _Run, device: torch.device, limit: int | None, repeats: int, tr
 
 
 def _attributed(report: Report, step: Callable[[], Any], workspace: int) -> Report:
-    with memory.Tracer(workspace=workspace) as tracer:
-        tracer.adopt(step)
+    with memory.Tracer(workspace=workspace).adopt(step) as tracer:
         step()
     assert report.steady is not None
     return replace(

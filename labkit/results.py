@@ -100,6 +100,13 @@ class Failure:
     nearest: tuple[str, ...] = ()
     message: str = ""
 
+    @property
+    def place(self) -> str:
+        """``" in forward (transformer.h.4.mlp.act)"``; empty where the place was not looked for."""
+        if self.phase == "other" and not self.module:
+            return ""
+        return f" in {self.phase}" + (f" ({self.module})" if self.module else "")
+
 
 @dataclass(frozen=True)
 class Report:
@@ -204,11 +211,9 @@ class Report:
 def _failure_text(report: Report, where: str) -> str:
     failure = report.failure
     assert failure is not None
-    place = f" in {failure.phase}" if failure.module or failure.phase != "other" else ""
-    place += f" ({failure.module})" if failure.module else ""
     held = " · ".join(f"{label} {show_bytes(n)}" for label, n in report.held_by().items() if n)
     lines = [
-        f"{report.name}: out of memory{place}    {where}",
+        f"{report.name}: out of memory{failure.place}    {where}",
         f"  wanted {show_bytes(failure.wanted_bytes)}, {show_bytes(failure.free_bytes)} free"
         f" of which {show_bytes(failure.scattered_bytes)} in pieces too small",
     ]

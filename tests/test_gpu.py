@@ -138,8 +138,7 @@ def test_attribution_sums_to_the_peak_and_is_not_slow():
         return time.perf_counter() - start
 
     def traced():
-        with lab.memory.Tracer() as tracer:
-            tracer.adopt(step)  # once, before the step: not part of it
+        with lab.memory.Tracer().adopt(step):
             torch.cuda.synchronize()
             return seconds(step)
 
