@@ -272,8 +272,8 @@ class Whereabouts:
 
 
 def found_in(step: Callable[..., Any], kinds: tuple[type, ...], depth: int = 4) -> list[tuple[str, Any]]:
-    """Objects of `kinds` that a step function holds in its closure, defaults, bound object or nested functions,
-    with the names they have there."""
+    """Objects of `kinds` that a step function holds in its closure, its globals, defaults, bound object or nested
+    functions, with the names they have there."""
     seen: set[int] = set()
     found: list[tuple[str, Any]] = []
 
@@ -301,6 +301,9 @@ def found_in(step: Callable[..., Any], kinds: tuple[type, ...], depth: int = 4) 
                     look(key, cell.cell_contents, level - 1)
                 except ValueError:
                     continue  # not yet filled
+            for key in getattr(code, "co_names", ()):  # globals, but only what is looked for: a module leads anywhere
+                if isinstance(function.__globals__.get(key), kinds):
+                    look(key, function.__globals__[key], level - 1)
             for item in getattr(function, "__defaults__", None) or ():
                 look(name, item, level - 1)
             if not isinstance(value, type) and type(value).__module__ != "builtins" and code is None:
