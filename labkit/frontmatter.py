@@ -7,6 +7,8 @@ from typing import Any
 
 from .units import UserError
 
+FIRST = "the course, installed (`make setup`), and that you have trained a model before"  # of a lesson without `needs`
+
 
 @dataclass(frozen=True)
 class FrontMatter:
@@ -46,7 +48,7 @@ class FrontMatter:
 
     def cell(self, name: str) -> str:
         """The text of the title cell."""
-        needs = ", ".join(f"[{n.replace('_', ' ')}]({n}.ipynb)" for n in self.needs) or "nothing but Python"
+        needs = ", ".join(f"[{n.replace('_', ' ')}]({n}.ipynb)" for n in self.needs) or FIRST
         lines = [
             f"# {name[:2]} · {self.title}",
             f"**{self.question}**",

@@ -76,6 +76,9 @@ def test_blank_is_no_mistake_and_the_solution_has_all_points(exercise: str) -> N
         (OPERATIONS / 0.8, 0.5, "millisecond"),
         (OPERATIONS / 0.8e-3 / 1e12, 0.5, "TFLOP/s"),
         (OPERATIONS / 38e-3, 0, "cold"),
+        (OPERATIONS / 38.8e-3, 0, "adds the cold"),
+        (OPERATIONS / 2 / 38e-3, 0, "which call is warm"),
+        (OPERATIONS / 2 / 0.8, 0, "Two things"),
         (OPERATIONS, 0, "in a second"),
         (2 * 4096 * 8192 / 0.8e-3, 0, "how many products"),
         (2 * 4096**3 / 0.8e-3, 0, "square"),
@@ -96,6 +99,9 @@ def test_product_rate(answer: Any, points: float, say: str) -> None:
         (MOVED / 0.5, 0.5, "millisecond"),
         (2 * 256e6 / 0.5e-3, 0.5, "MiB"),
         (MOVED / 2e-3, 0, "cold"),
+        (MOVED / 2.5e-3, 0, "adds the cold"),
+        (MOVED / 2 / 2e-3, 0, "which call is warm"),
+        (256e6 / 0.5e-3, 0, "Two things"),
         (MOVED, 0, "in a second"),
         (0.5e-3 / MOVED, 0, "upside down"),
         (8 * MOVED / 0.5e-3, 0, "bits"),
@@ -246,6 +252,59 @@ def test_slow_print(text: str, points: float, say: str) -> None:
     assert check.manual and check.points == points and say in check.message, check
 
 
+NONSENSE = (
+    "The backward pass is queued on the card but the terminal is what is slow: print has to wait until the screen is"
+    " free. Removing the line makes every step much faster, later steps too. To time it, call torch.cuda.synchronize"
+    " only after the print has been removed."
+)
+QUEUED = "Forward and backward only put kernels into a queue, "
+TIMED = " I would use CUDA events to time the step."
+
+
+def test_nonsense_in_the_right_words_is_asked_again() -> None:
+    check = scored("slow_print", NONSENSE)
+    assert check.points == 1.5 and "faster without" in check.message, check
+    either = NONSENSE.replace("later steps too", "and the time is not changed elsewhere")  # the words alone do not help
+    assert scored("slow_print", either).points == 1.5
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "so item stalls the program for the whole step. Without the line the step takes equally long.",
+        "so item holds the host. If you remove it, the wait shows up in some other place, so the epoch takes equally"
+        " long.",
+        "and item blocks. Removing the line does not make the step any faster.",
+        "and item waits for them. Removing it gains nothing, the time moves to the next line that needs a value.",
+        "and item waits for them. The step only looks faster then; the total is unchanged.",
+        "and item waits for them. It isn't getting faster, the cost shifts.",
+        "and item waits for them. Nothing gets faster, the wait is at another\nplace: the next\nplace that reads.",
+    ],
+)
+def test_other_words_for_what_is_right(text: str) -> None:
+    check = scored("slow_print", QUEUED + text + TIMED)
+    assert (check.status, check.points) == ("right", 2), check
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "and item waits for them. Without the line it gets faster, later and still.",
+        "and item waits for them. Removing it will be much faster and nothing else happens.",
+        "and item waits for them. The time is the same time as before, so without it each step is faster.",
+    ],
+)
+def test_faster_without_the_line_is_asked_about(text: str) -> None:
+    check = scored("slow_print", QUEUED + text + TIMED)
+    assert check.points == 1.5 and "faster without" in check.message, check
+
+
 def test_the_check_cells_do_not_show_the_answers() -> None:
     shown = "\n".join(source for name, source in cells().items() if name.endswith("-check"))
-    assert "4096" not in shown and "0.5e-3" not in shown and "asynchron" not in shown
+    for telling in ("4096", "0.5e-3", "asynchron", "faster"):
+        assert telling not in shown
+
+
+def test_code_fits_the_page() -> None:
+    code = [cell.source for cell in notebooks.master(LESSON).cells if cell.cell_type == "code"]
+    assert [line for source in code for line in source.split("\n") if len(line) > 96] == []
