@@ -56,6 +56,8 @@ class Tracer(TorchDispatchMode):
         self.whereabouts.optimizers.extend(o for o in optimizers if o not in self.whereabouts.optimizers)
         if survey if survey is not None else self._run is None:
             self._survey([m for _, m in modules])
+            if self._depth and not self._building:
+                self.begin_step()  # what was there before is no part of the step
         self.name_parameters()
         return self
 
@@ -113,11 +115,13 @@ class Tracer(TorchDispatchMode):
         if isinstance(out, (tuple, list)):
             for item in out:
                 self._see(item)
-        elif isinstance(out, torch.Tensor) and (self._kind is None or out.device.type == self._kind):
-            if out.layout is torch.strided and type(out) in (torch.Tensor, torch.nn.Parameter):
-                storage = out.untyped_storage()
-                if storage._cdata not in self.recorder.by_pointer and storage.nbytes():
-                    self.recorder.watch(storage)
+        elif type(out) in (torch.Tensor, torch.nn.Parameter) and out.layout is torch.strided and self._ours(out):
+            storage = out.untyped_storage()
+            if storage._cdata not in self.recorder.by_pointer and storage.nbytes():
+                self.recorder.watch(storage)
+
+    def _ours(self, tensor: torch.Tensor) -> bool:
+        return self._kind is None or tensor.device.type == self._kind
 
     def _survey(self, modules: list[Any]) -> None:
         """Register storages that exist already: of modules, gradients, optimizer states, then whatever the garbage
