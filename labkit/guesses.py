@@ -181,7 +181,8 @@ class Calibration:
     def sentence(self) -> str:
         """One sentence for people."""
         if not self.guessed:
-            return f"{self.asked} numbers were asked for, none was guessed: guessing first is what makes them stay."
+            numbers = "1 number was" if self.asked == 1 else f"{self.asked} numbers were"
+            return f"{numbers} asked for, none was guessed: guessing first is what makes them stay."
         line = f"{self.good} of {self.guessed} guesses within {_percent(WITHIN)} of what came out"
         if self.median_error is not None and math.isfinite(self.median_error):
             far = self.median_factor is not None and self.median_factor >= FAR

@@ -487,9 +487,7 @@ lab.settle(
 # takes working memory. Calls after it do not. The first is called **cold**, the later ones **warm**.
 
 # %% name="guess-cold"
-asked = (
-    "How many times longer than a warm call does the very first product on a real card take?"
-)
+asked = "How many times longer than a warm call is the very first product on a real card?"
 lab.guess("cold", None, asked, unit="times")
 
 # %% name="cold"
@@ -564,9 +562,7 @@ worst = max(max(s / warm, warm / s) for s in seconds[1:])
 found = f"first call {cold / warm:.3g} times the median, later ones up to {worst:.3g} ({here})"
 if row["value"] and not machine.card:
     found = f"first call {row['value']:.3g} times the median ({row['card']}); {found}"
-first_off = (
-    row["value"] or cold / warm
-)  # without a card and without reference rows: the processor's
+first_off = row["value"] or cold / warm  # nothing known of a card: the processor's
 lab.settle(
     "one_call",
     measured=found,
@@ -596,12 +592,9 @@ lab.guess("unsynced", None, asked, unit="%")
 
 # %% name="clocks"
 worker, jobs = ThreadPoolExecutor(max_workers=1), []
-worker.submit(
-    torch.set_num_threads, 1
-).result()  # the setting above does not reach a new thread
-worker.submit(
-    torch.zeros, 1, device=device
-).result()  # it meets the card here, not in the timing
+# a new thread has settings of its own, and meets the card here, not in the timing
+worker.submit(torch.set_num_threads, 1).result()
+worker.submit(torch.zeros, 1, device=device).result()
 
 
 def handed_over():
@@ -652,12 +645,8 @@ if max(waits) > 1.5 * min(waits):
 
 # %% name="clocks-figure"
 with canvas.drawing(None, height=1.9) as ax:
-    bars(
-        ax,
-        {n: [1e3 * s for s in both] for n, both in seen.items()},
-        ["not waiting", "waiting"],
-        "ms",
-    )
+    in_ms = {n: [1e3 * s for s in both] for n, both in seen.items()}
+    bars(ax, in_ms, ["not waiting", "waiting"], "ms")
     for drawn in ax.containers:
         ax.bar_label(drawn, [duration(bar.get_width() / 1e3) for bar in drawn], padding=3)
     ax.margins(x=0.15)
@@ -681,12 +670,11 @@ if not machine.card:
 lab.answer("unsynced", measured=row["value"], source=of_cards, note=note)
 fact("unsynced", 100 * share["called directly"], "%")
 judged = row["value"] / 100 if row["value"] else share["called directly"]
+inside = "holds when the call computes before it returns"
 lab.settle(
     "host_clock",
     measured=f"share seen: {found}",
-    verdict="does not hold"
-    if judged < 0.8
-    else "holds when the call computes before it returns",
+    verdict="does not hold" if judged < 0.8 else inside,
     source=of_cards if row["value"] else clock,
     scope=row["capability"],
 )
@@ -714,15 +702,8 @@ def keep(found, what, work, peak):
     """Note a ceiling: the `work` (operations or bytes) of one call, the sheet's `peak`."""
     row = {"what": what, "work": work, "seconds": found.timing.median_seconds, "sheet": peak}
     fact("ceiling", found.rate, found.unit, **row)
-    ceilings.append(
-        {
-            "value": found.rate,
-            "unit": found.unit,
-            "card": here,
-            "label": f"{clock} · {here}",
-            **row,
-        }
-    )
+    reached = {"value": found.rate, "unit": found.unit, "card": here}
+    ceilings.append({**reached, "label": f"{clock} · {here}", **row})
     return found
 
 
@@ -757,14 +738,12 @@ if machine.card:
 else:
     cards = reference("bf16")
 for row in cards[:1]:
-    fast = row["value"] > 0.5
+    native_there = "holds, on the card measured; open for one that emulates"
     lab.settle(
         "bf16_fast",
         measured=f"says {show.number(row['says'])}; bf16 has {row['value']:.3g} times the rate"
         f" of fp16 ({row['card']})",
-        verdict="holds, on the card measured; open for one that emulates"
-        if fast
-        else "does not hold",
+        verdict=native_there if row["value"] > 0.5 else "does not hold",
         source=of_cards,
         scope=row["capability"],
     )
@@ -1225,14 +1204,8 @@ lab.check.number(
             "This is in TFLOP/s; FLOP/s is asked for.",
             0.5,
         ),
-        4096
-        * 1024
-        * 8192
-        / 0.8: "Two things: what does each step do, and what is a millisecond?",
-        4096
-        * 1024
-        * 8192
-        / 38e-3: "Two things: what does each step do, and which call is warm?",
+        4096 * 1024 * 8192 / 0.8: "Two things: operations a step, and milliseconds.",
+        4096 * 1024 * 8192 / 38e-3: "Two things: operations a step, and which call is warm.",
         2 * 4096 * 1024 * 8192 / 38e-3: "This divides by the cold call.",
         2 * 4096 * 1024 * 8192 / 38.8e-3: "This adds the cold call to the warm one.",
         2 * 4096 * 1024 * 8192: "These are the operations; how many are they in a second?",
@@ -1266,12 +1239,7 @@ lab.check.number(
         2 * 256 * 2**20 / 0.5: ("A millisecond is not a second.", 0.5),
         2 * 256e6 / 0.5e-3: ("1 MiB is not 10⁶ bytes.", 0.5),
         256e6 / 0.5e-3: "Two things: how often is each byte touched, and what is a MiB?",
-        256
-        * 2**20
-        / 0.5: "Two things: how often is each byte touched, and what is a millisecond?",
-        256
-        * 2**20
-        / 2e-3: "Two things: how often is each byte touched, and which call is warm?",
+        256 * 2**20 / 2e-3: "Two things: is a byte touched once, and which call is warm?",
         2 * 256 * 2**20 / 2e-3: "This divides by the cold call.",
         2 * 256 * 2**20 / 2.5e-3: "This adds the cold call to the warm one.",
         2 * 256 * 2**20: "These are the bytes; how many are they in a second?",

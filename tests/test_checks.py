@@ -296,8 +296,8 @@ AGAINST = {r"\bis faster": "Is it faster?"}
 @pytest.mark.parametrize(
     ("text", "points", "message"),
     [
-        ("the batch is cut and takes the same time", 2, "a reader says"),
-        ("the batch is cut and takes the same\n  time", 2, "a reader says"),
+        ("the batch is cut and takes the same time", 2, "no judgement"),
+        ("the batch is cut and takes the same\n  time", 2, "no judgement"),
         ("the batch is cut, the same time, no, it is faster", 1, "think again. Is it faster?"),
         ("the batch is cut and then it is faster", 1, "something is missing. Is it faster?"),
         ("it is cut and then it is faster", 0, "something is missing. What is split?"),
