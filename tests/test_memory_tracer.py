@@ -119,8 +119,10 @@ def test_blocks_are_the_innermost_members_of_the_module_lists():
         "lm_head": "Linear",
     }  # fmt: skip
     assert blocks(plain) == ["h.0", "h.1"]
-    segmented = {"h": "ModuleList", "h.0": "Segment", "h.0.members": "ModuleList", "h.0.members.0": "Block", "h.1": "Segment",
-                 "h.1.members": "ModuleList", "h.1.members.0": "Block"}  # fmt: skip
+    segmented = {
+        "h": "ModuleList", "h.0": "Segment", "h.0.members": "ModuleList", "h.0.members.0": "Block",
+        "h.1": "Segment", "h.1.members": "ModuleList", "h.1.members.0": "Block",
+    }  # fmt: skip
     assert blocks(segmented) == ["h.0.members.0", "h.1.members.0"]
     rows = Rows(plain)
     named = {path: rows.labels[rows("forward", path)] for path in plain}
