@@ -329,9 +329,8 @@ rows = []
 for sm in sorted({c.capability for c in lab.machine.PRESETS.values()}):
     names = ", ".join(c.name for c in lab.machine.PRESETS.values() if c.capability == sm)
     formats = lab.machine.native_dtypes(sm).values()
-    rows.append(
-        [f"sm_{sm[0]}{sm[1]}", names, *("native" if f.native else "no" for f in formats)]
-    )
+    cells = ["native" if one.native else "no" for one in formats]
+    rows.append([f"sm_{sm[0]}{sm[1]}", names, *cells])
 table(["capability", "cards", *native], rows)
 if machine.card:
     print(f"here: is_bf16_supported() says {torch.cuda.is_bf16_supported()},")
@@ -364,9 +363,7 @@ lab.guess(
     "After all three tensors are deleted, how many MiB does `reserved` still show?",
     unit="MiB",
 )
-asked = (
-    "With only the tensor of 1 byte alive, how many MiB does the driver of a real card count?"
-)
+asked = "With only the 1-byte tensor alive, how many MiB does a real card's driver count?"
 lab.guess("device", None, asked, unit="MiB")
 
 # %% name="memory"
@@ -1004,17 +1001,13 @@ def of_work(row):
 
 row = (known or ceilings)[0]
 length = round((row["work"] / 2) ** (1 / 3))
-bound = (
-    f", at {rate(row['sheet'], row['unit'])} at least {duration(row['work'] / row['sheet'])}"
-    if known
-    else ""
-)
-print(
-    f"{row['what']} ({row['label']}): side {length:,},"
-    f" 2 · {length:,}³ = {power(row['work'])} operations{bound};"
-)
-print(f"measured {duration(row['seconds'])}, that is {rate(row['value'], row['unit'])}")
-
+print(f"{row['what']} ({row['label']}), side {length:,}:")
+print(f"  2 · {length:,}³ = {power(row['work'])} operations")
+if known:
+    print(
+        f"  at {rate(row['sheet'], row['unit'])} {duration(row['work'] / row['sheet'])} at least"
+    )
+print(f"  measured {duration(row['seconds'])}, that is {rate(row['value'], row['unit'])}")
 
 table(
     ["what", "work", "no faster than", "measured", "share of the sheet", "source"],
@@ -1413,8 +1406,8 @@ lab.check.words(
 worker.shutdown()
 if machine.card:
     torch.cuda.empty_cache()
-guessed = [row for row in lab.calibration() if row["guess"] and row["measured"]]
-if guessed:  # yours against what came out
+guessed = [r for r in lab.calibration() if min(r["guess"] or 0, r["measured"] or 0) > 0]
+if guessed:  # your guesses against what came out; both axes are logarithmic
     lab.plots.show(lab.plots.calibration(guessed))
 lab.finish(
     "Before any optimisation: `labkit doctor` is green, number formats are native, the ceilings"
