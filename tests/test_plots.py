@@ -21,6 +21,7 @@ import numpy
 import pytest
 from matplotlib import style
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
@@ -270,6 +271,14 @@ def test_heatmap_shows_every_module_the_peak_and_the_budget() -> None:
     assert mesh.get_array().max() * GiB == pytest.approx(max(max(row) for row in steps.held))
 
 
+def test_the_peaks_words_do_not_lie_on_the_curve_when_the_budget_is_near() -> None:
+    largest = max(gpt2_timeline().totals)
+    for room in (0.02, 0.1, 0.2):
+        top = top_strip(plots.heatmap(report(budget_bytes=int((1 + room) * largest))))
+        (words,) = [t for t in top.texts if t.get_text().startswith("peak")]
+        assert words.xy[1] * GiB == pytest.approx((1 + room) * largest) and words.get_va() == "bottom"
+
+
 def test_heatmap_names_the_groups_and_hatches_recomputation() -> None:
     plain, checkpointed = plots.heatmap(report()), plots.heatmap(report(checkpoint=True))
     assert [t.get_text() for t in plain.get_xticklabels()][:2] == ["forward", "backward"]
@@ -360,6 +369,10 @@ def test_bars_of_a_failure_show_what_was_alive_and_wanted() -> None:
     assert "activations 6.31 GiB" in plots.alt(ax)
     dashed = [p for p in ax.patches if p.get_linestyle() == "--"]
     assert [p.get_width() * GiB for p in dashed] == [768 * MiB]
+    (pieces,) = [p for p in ax.patches if to_hex(p.get_facecolor()).upper() == plots.canvas.PALE]
+    assert pieces.get_width() * GiB == 96 * MiB
+    assert pieces.get_x() + pieces.get_width() == dashed[0].get_x()  # what was wanted comes after what lies in pieces
+    assert "and 96.0 MiB free, in pieces too small" in plots.alt(ax)
     both = plots.bars([report(), out_of_memory()])  # each against its own budget
     rules = [path.vertices[0, 0] for c in both.collections for path in c.get_paths() if len(path.vertices)]
     assert rules == [12, 8]
@@ -470,6 +483,9 @@ def test_sweep_says_flat_and_knows_time_and_logarithms() -> None:
     timed.figure.draw_without_rendering()
     assert [t.get_text() for t in timed.get_xticklabels()] == list("12345678")
     assert "163.0 ms" in plots.alt(timed)
+    requested = plots.sweep([report(steady=Peaks(3 * GiB, 2 * GiB, 4 * GiB), first=None)], y="requested")
+    assert requested.get_ylabel() == "peak requested (GiB)"
+    assert "2.00 GiB" in plots.alt(requested)
     only_failures = plots.sweep([out_of_memory()])
     assert "out of memory at 8" in plots.alt(only_failures)
 
@@ -479,7 +495,7 @@ def test_sweep_refuses_what_it_cannot_place() -> None:
         plots.sweep([report()], x="sequence")
     with pytest.raises(UserError, match="must be a number"):
         plots.sweep([report()], x="model")
-    with pytest.raises(UserError, match="peak, reserved, time, throughput"):
+    with pytest.raises(UserError, match="peak, requested, reserved, time, throughput"):
         plots.sweep([report()], y="speed")
     with pytest.raises(UserError, match="has no one step"):
         plots.sweep([report(timing=None)], y="time")

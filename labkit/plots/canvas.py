@@ -39,6 +39,8 @@ LOOKS: dict[str, tuple[str, str, str]] = {
 OTHER_LOOKS = ((VERMILLION, "---"), (YELLOW, ""), (GREY, "..."), (ORANGE, "xxx"), (SKY, "\\\\\\"), (BLUE, "+++"))
 ALIASES = {"weights": "parameter", "weight": "parameter"} | {names[2]: label for label, names in LOOKS.items()}
 UNATTRIBUTED, UNEXPLAINED = "unattributed", "unexplained"
+PIECES = "free, in pieces too small"  # what a failure calls scattered
+PALE = "#DDDDDD"
 
 MARKERS = "osD^vP*<>"
 SERIES = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)

@@ -38,8 +38,14 @@ def _reserved(report: Report) -> float | None:
     return max(peaks) if peaks and report.ok else None
 
 
+def _requested(report: Report) -> float | None:
+    peaks = [p.requested_bytes for p in (report.first, report.steady) if p]
+    return max(peaks) if peaks and report.ok else None
+
+
 QUANTITIES = {
     "peak": _Quantity("peak allocated", "bytes", lambda r: r.peak_bytes, show_bytes),
+    "requested": _Quantity("peak requested", "bytes", _requested, show_bytes),
     "reserved": _Quantity("peak reserved", "bytes", _reserved, show_bytes),
     "time": _Quantity("one step", "ms", lambda r: r.timing.median_seconds * 1e3 if r.timing else None,
                       lambda ms: show_seconds(ms / 1e3)),
@@ -115,9 +121,10 @@ def sweep(
 ) -> Axes:
     """Peaks against a setting: one curve, or one for each entry of a mapping from name to reports.
 
-    `x` is a key of ``report.settings`` (or ``"tokens"``), `y` one of ``"peak"``, ``"reserved"``, ``"time"``,
-    ``"throughput"``. Runs that ran out of memory stand as crosses on the budget line (for a time or throughput, at the
-    upper edge). With `fit`, the exponent of ``offset + factor * x ** exponent`` stands in the legend of a series of
+    `x` is a key of ``report.settings`` (or ``"tokens"``), `y` one of ``"peak"``, ``"requested"`` (the peak without the
+    allocator's rounding), ``"reserved"``, ``"time"``, ``"throughput"``. Runs that ran out of memory stand as crosses on
+    the budget line (for a time or throughput, at the upper edge). With `fit`, the exponent of
+    ``offset + factor * x ** exponent`` stands in the legend of a series of
     at least 4 points. Raises `UserError` when there is nothing to draw or `x` is not a number.
     """
     if y not in QUANTITIES:

@@ -20,13 +20,14 @@ SAME = 0.02  # a term that changes by less than this part of itself counts as th
 def bars(reports: Report | Iterable[Report], ax: Axes | None = None) -> Axes:
     """The peak of each report as one horizontal bar, stacked by category, against the budget.
 
-    A report that ran out of memory shows what was alive and, dashed, what it still wanted. Raises `UserError` when
-    there is no report or one of them does not say what was alive.
+    A report that ran out of memory shows what was alive, in pale grey what was free in pieces too small, and dashed
+    what it still wanted. Raises `UserError` when there is no report or one of them does not say what was alive.
     """
     found = canvas.as_reports(reports, "bars")
     parts = [_parts(report, "bars") for report in found]
     wanted = [r.failure.wanted_bytes if r.failure else 0 for r in found]
-    largest = max(sum(p.values()) + w for p, w in zip(parts, wanted, strict=True))
+    pieces = [r.failure.scattered_bytes if r.failure else 0 for r in found]
+    largest = max(sum(p.values()) + s + w for p, s, w in zip(parts, pieces, wanted, strict=True))
     divisor, unit = canvas.scale(largest)
     with canvas.drawing(ax, height=1.75 + 0.42 * len(found)) as ax:
         labels = canvas.ordered(dict.fromkeys(label for p in parts for label in p))
@@ -38,6 +39,10 @@ def bars(reports: Report | Iterable[Report], ax: Axes | None = None) -> Axes:
                 range(len(found)), lengths, left=starts, height=0.62, color=colour, hatch=hatch, linewidth=0.4,
                 edgecolor=canvas.hatch_colour(colour), label=canvas.plural(label),
             )  # fmt: skip
+            starts = [s + n for s, n in zip(starts, lengths, strict=True)]
+        if any(pieces):
+            lengths = [n / divisor for n in pieces]
+            ax.barh(range(len(found)), lengths, left=starts, height=0.62, color=canvas.PALE, label=canvas.PIECES)
             starts = [s + n for s, n in zip(starts, lengths, strict=True)]
         for row, (report, start) in enumerate(zip(found, starts, strict=True)):
             end = start + wanted[row] / divisor
@@ -65,7 +70,7 @@ def bars(reports: Report | Iterable[Report], ax: Axes | None = None) -> Axes:
         canvas.legend_below(ax)
         title = canvas.named(found[0]) if len(found) == 1 else "What the peaks consist of"
         canvas.entitle(ax, title, canvas.source_line(found), pad=16)
-    texts = [f"{r.name}, {_bar_label(r, p)}: {_spoken(p)}" for r, p in zip(found, parts, strict=True)]
+    texts = [f"{r.name}, {_bar_label(r, p)}: {_spoken(p)}{_in_pieces(r)}" for r, p in zip(found, parts, strict=True)]
     words = canvas.budget_words(found)
     canvas.describe(ax, f"Bytes at the peak by category ({canvas.source_line(found)}): {'; '.join(texts)}{words}.")
     return ax
@@ -234,6 +239,11 @@ def _bar_label(report: Report, parts: Mapping[str, int]) -> str:
     return f"{held}, wanted {show_bytes(report.failure.wanted_bytes)} more" if report.failure else held
 
 
+def _in_pieces(report: Report) -> str:
+    scattered = report.failure.scattered_bytes if report.failure else 0
+    return f", and {show_bytes(scattered)} {canvas.PIECES}" if scattered else ""
+
+
 def _spoken(parts: Mapping[str, int]) -> str:
     return canvas.listing([f"{canvas.plural(label)} {show_bytes(n)}" for label, n in parts.items()])
 
@@ -250,7 +260,7 @@ def _table(ax: Axes, headers: list[str], cells: list[list[str]]) -> None:
     """Columns of text to the right of the bars, one line a row, so that every bar has its number."""
     for column, header in enumerate(headers):
         # Points from the edge, not parts of the width: the layout then knows how much room the columns need.
-        offset = (42 * (column + 1), 0)
+        offset = (47 * (column + 1), 0)
         ax.annotate(
             header, (1, 1), xycoords="axes fraction", xytext=(offset[0], 2), textcoords="offset points", ha="right",
             va="bottom", fontsize=canvas.SMALL, color="#444444", annotation_clip=False,

@@ -185,11 +185,12 @@ def _draw_total(ax: Axes, report: Report, steps: Timeline, ceiling: int) -> None
     ax.plot(at + 0.5, totals[at], marker="v", color=VERMILLION, markeredgecolor=BLACK, markeredgewidth=0.5)
     right = at > 0.55 * len(totals)
     room = (report.budget_bytes or 0) - max(steps.totals)
-    near = 0 < room < 0.2 * ceiling  # the budget's rule is in the way
-    height = 1 if not near else 3 if room > 0.1 * ceiling else -3
+    near = 0 < room < 0.2 * ceiling  # no room for words between the line and the budget's rule: they go above it
+    level = report.budget_bytes / divisor if near and report.budget_bytes else totals[at]
+    crowded = near and at < 0.25 * len(totals)  # by the budget's own words
     ax.annotate(
-        f"peak {show_bytes(max(steps.totals))}", (at + 0.5, totals[at]), xytext=(-6 if right else 6, height),
-        textcoords="offset points", ha="right" if right else "left", va="top" if near else "bottom",
+        f"peak {show_bytes(max(steps.totals))}", (at + 0.5, level), xytext=(-6 if right else 6, 1),
+        textcoords="offset points", ha="right" if right else "left", va="bottom",
         fontsize=canvas.SMALL, bbox={"facecolor": "white", "alpha": 0.7, "edgecolor": "none", "pad": 0.3},
     )  # fmt: skip
     if report.failure:
@@ -201,9 +202,10 @@ def _draw_total(ax: Axes, report: Report, steps: Timeline, ceiling: int) -> None
         return
     ax.axhline(report.budget_bytes / divisor, color=VERMILLION, linewidth=1.3)
     ax.annotate(
-        f"budget {show_bytes(report.budget_bytes)}", (0.01, report.budget_bytes / divisor),
+        f"budget {show_bytes(report.budget_bytes)}", (0.99 if crowded else 0.01, report.budget_bytes / divisor),
         xycoords=("axes fraction", "data"), xytext=(0, 1), textcoords="offset points", va="bottom",
-        color=canvas.DARK_RED, fontsize=canvas.SMALL, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.3},
+        ha="right" if crowded else "left", color=canvas.DARK_RED, fontsize=canvas.SMALL,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.3},
     )  # fmt: skip
 
 
