@@ -1004,9 +1004,8 @@ length = round((row["work"] / 2) ** (1 / 3))
 print(f"{row['what']} ({row['label']}), side {length:,}:")
 print(f"  2 · {length:,}³ = {power(row['work'])} operations")
 if known:
-    print(
-        f"  at {rate(row['sheet'], row['unit'])} {duration(row['work'] / row['sheet'])} at least"
-    )
+    bound = duration(row["work"] / row["sheet"])
+    print(f"  at {rate(row['sheet'], row['unit'])}: {bound} at least")
 print(f"  measured {duration(row['seconds'])}, that is {rate(row['value'], row['unit'])}")
 
 table(
