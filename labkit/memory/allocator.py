@@ -74,7 +74,7 @@ class Allocator:
 
     def take(self, nbytes: int) -> Block:
         """The block for a request of `nbytes`. Raises `OutOfMemory`."""
-        size = rounded(nbytes)
+        size = (nbytes + 511) & -512 or ROUNDING
         small = size <= SMALL
         pool = self._pools[small]
         index = bisect_left(pool, (size, 0))
@@ -224,23 +224,28 @@ class _Driver:
 
     def __init__(self) -> None:
         self._floor = 1 << 46
+        self._longest = 1 << 60
         self._free = [(self._floor + 2 * MiB * start, 2 * MiB * length) for start, length in self.LEFT_OVER]
 
     def take(self, nbytes: int) -> int:
         """The address of a new segment."""
         nbytes = -(-nbytes // (2 * MiB)) * 2 * MiB
-        for i, (start, length) in enumerate(self._free):
-            if length >= nbytes:
-                self._free[i : i + 1] = [(start + nbytes, length - nbytes)] if length > nbytes else []
-                return start
+        if nbytes <= self._longest:
+            for i, (start, length) in enumerate(self._free):
+                if length >= nbytes:
+                    self._free[i : i + 1] = [(start + nbytes, length - nbytes)] if length > nbytes else []
+                    return start
+            self._longest = max((length for _, length in self._free), default=0)
         chunk = -(-nbytes // self.CHUNK) * self.CHUNK
         self._floor -= chunk
         if chunk > nbytes:
             insort(self._free, (self._floor + nbytes, chunk - nbytes))
+            self._longest = max(self._longest, chunk - nbytes)
         return self._floor
 
     def give(self, address: int, nbytes: int) -> None:
         """A segment goes back to the driver."""
+        self._longest = 1 << 60  # not known until the next search in vain
         i = bisect_left(self._free, (address, 0))
         self._free.insert(i, (address, nbytes))
         while i + 1 < len(self._free) and sum(self._free[i]) == self._free[i + 1][0]:

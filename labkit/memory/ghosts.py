@@ -59,27 +59,28 @@ class Ghosts:
         self.plan = plan
         self.held: dict[Any, int] = {}  # blocks that a thread keeps for good
         self.cache = cache
-        self.kinds: dict[Any, int] = {}
+        self.known: dict[int, tuple[Any, int]] = {}  # by operator: its rule, and what kind it is
         self.returns: dict[Any, Any] = {}  # of operators that write: which arguments they return
         self.notes: dict[str, None] = {}
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of one operator. Raises `PredictionError` with the operator's name when there is no rule."""
-        rule = self.rules.get(func)
+        number = id(func)  # operators live as long as the process, and their own hash is slow
+        how = self.known.get(number)
+        if how is None:
+            how = self.known[number] = self.rules.get(func), _kind(func)
+        rule, kind = how
         if rule is not None:
             out = rule(self, func, args, kwargs)
             if out is not NotImplemented:
                 return out
-        kind = self.kinds.get(func)
-        if kind is None:
-            kind = self.kinds[func] = _kind(func)
         if kind == _VIEW:
             return self._view(func, args, kwargs)
         if kind == _INPLACE:
             first = _first_tensor(args)
             if first is not None and first.get_device() == 0:
                 return self._write(func, args, kwargs, first)
-        key: list[Any] = [func, _default_dtype()]
+        key: list[Any] = [number, _default_dtype()]
         seen = _describe(args, key)
         if kwargs:
             for name, value in kwargs.items():

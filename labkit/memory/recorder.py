@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -166,7 +167,7 @@ class Whereabouts:
         self._node = torch._C._current_autograd_node
         self._grad = torch.is_grad_enabled
         self._sequence = torch.autograd._get_sequence_nr
-        self._last_node: Any = None
+        self._here: Place | None = None
         self.optimizers: list[Any] = []
 
     def adopt(self, root: Any, path: str = "") -> None:
@@ -179,6 +180,10 @@ class Whereabouts:
     def owned(self) -> Iterator[tuple[str, torch.nn.Module]]:
         """The adopted modules that live, with their paths, outermost first."""
         return ((name, module) for module, name in list(self._names.items()))
+
+    def forget(self) -> None:
+        """Someone else moved the recorder's place: find it anew at the next operator."""
+        self._here = None
 
     def begin_step(self) -> None:
         """Outside autograd the phase is forward from here on, until an optimizer has stepped."""
@@ -211,22 +216,22 @@ class Whereabouts:
 
     def update(self) -> None:
         """Called before each operator: where are we now?"""
-        recorder = self._recorder
-        phase = self._phases[-1]
-        if self._in_backward() != -1 and phase != "optimizer":
-            if self._stack or self._grad():
-                recorder.here = recorder.place("recompute", self._stack[-1] if self._stack else "")
+        phase, stack = self._phases[-1], self._stack
+        module = stack[-1] if stack else ""
+        if phase != "optimizer" and self._in_backward() != -1:
+            if stack or self._grad():
+                phase = "recompute"
             else:
-                recorder.here = recorder.place("backward", self._module_of_node())
-            return
-        recorder.here = recorder.place(phase, self._stack[-1] if self._stack else "")
+                phase, module = "backward", self._module_of_node()
+        here = (phase, module)
+        if here != self._here:
+            self._here = here
+            self._recorder.here = self._recorder.place(phase, module)
 
     def _module_of_node(self) -> str:
         node = self._node()
         if node is None or not self._starts:
             return ""
-        from bisect import bisect_right
-
         index = bisect_right(self._starts, node._sequence_nr()) - 1
         return self._owners[index] if index >= 0 else ""
 

@@ -56,6 +56,7 @@ class Tracer(TorchDispatchMode):
         self.whereabouts.optimizers.extend(o for o in optimizers if o not in self.whereabouts.optimizers)
         if survey if survey is not None else self._run is None:
             self._survey([m for _, m in modules])
+            self.whereabouts.forget()
             if self._depth and not self._building:
                 self.begin_step()  # what was there before is no part of the step
         self.name_parameters()
