@@ -63,7 +63,7 @@ PRESETS: dict[str, Card] = {
     for c in (
         _card("rtx2070", "NVIDIA GeForce RTX 2070", 75, 8192, 448, 7.5, 29.9, 3, "NVIDIA Turing whitepaper WP-09183"),
         _card("t4", "Tesla T4", 75, 15360, 320, 8.1, 65, 3, "NVIDIA T4 data sheet"),
-        _card("rtx3060-12gb", "NVIDIA GeForce RTX 3060", 86, 12288, 360, 12.7, 25.6, 4, "NVIDIA GeForce specifications"),
+        _card("rtx3060-12gb", "NVIDIA GeForce RTX 3060", 86, 12288, 360, 12.7, 25.6, 4, "NVIDIA RTX 3060 specs"),
         _card("rtx3090", "NVIDIA GeForce RTX 3090", 86, 24576, 936, 35.6, 71, 4, "NVIDIA GA102 whitepaper"),
         _card("rtx4090", "NVIDIA GeForce RTX 4090", 89, 24564, 1008, 82.6, 165.2, 4, "NVIDIA Ada whitepaper"),
         _card("a100-40gb", "NVIDIA A100-SXM4-40GB", 80, 40960, 1555, 19.5, 312, 4, "NVIDIA A100 data sheet"),
