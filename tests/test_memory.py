@@ -162,6 +162,15 @@ def test_phases_and_modules():
     assert first.index(max(first)) > last.index(max(last))
 
 
+def test_the_difference_of_two_reports_adds_up():
+    one, two = (memory.predict(stack(width=512, depth=n), card="h200") for n in (4, 8))
+    change = memory.difference(one, two)
+    layer = (512 * 512 + 512) * 4
+    assert change["parameter"] == change["gradient"] == 4 * layer and change["optimizer state"] == 8 * layer
+    assert sum(change.values()) == two.steady.requested_bytes - one.steady.requested_bytes
+    assert memory.difference(one, one) == {}
+
+
 def test_backward_is_attributed_to_the_module_of_the_forward():
     recipe = Recipe.of(batch=2, seq=128, attention="eager")
     run = Run(chip("h200", (9, 0)), stateless=True)

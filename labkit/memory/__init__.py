@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..recipes import Recipe
     from ..results import Report
+    from .attribution import difference
     from .ghosts import PredictionError
     from .prediction import predict, predict_recipe
     from .tracer import Tracer
 
-__all__ = ["PredictionError", "Tracer", "predict", "predict_recipe", "recipe_row"]
+__all__ = ["PredictionError", "Tracer", "difference", "predict", "predict_recipe", "recipe_row"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "difference":
+        from .attribution import difference
+
+        return difference
     if name == "Tracer":
         from .tracer import Tracer
 

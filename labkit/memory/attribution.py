@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..results import CATEGORIES, Holding, Timeline
+from ..results import CATEGORIES, Holding, Report, Timeline
 from .recorder import Recorder
 
 
@@ -64,6 +64,14 @@ def alive(recorder: Recorder, until: int) -> tuple[Holding, ...]:
         entry[1] += 1
     holdings = [Holding(*key, nbytes=nbytes, count=count) for key, (nbytes, count) in sums.items()]
     return tuple(sorted(holdings, key=lambda h: -h.nbytes))
+
+
+def difference(before: Report, after: Report, key: str = "category") -> dict[str, int]:
+    """Bytes that `after` holds at its peak beyond `before`, by ``"category"``, ``"module"`` or ``"phase"``, the largest
+    change first; what did not change is left out."""
+    first, second = before.held_by(key), after.held_by(key)
+    changes = {label: second.get(label, 0) - first.get(label, 0) for label in {**second, **first}}
+    return dict(sorted(((k, v) for k, v in changes.items() if v), key=lambda item: -abs(item[1])))
 
 
 def phase_peaks(recorder: Recorder, span: tuple[int, int] | None = None) -> dict[str, int]:
