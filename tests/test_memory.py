@@ -506,6 +506,13 @@ def test_an_experiment_must_return_its_step():
         memory.predict(lambda device: None)
 
 
+def test_every_card_preset_has_a_chip():
+    from labkit import machine
+
+    for card in machine.PRESETS.values():
+        assert chip(card.name, card.capability).processors > 0
+
+
 def test_another_card_is_labelled_as_not_measured():
     recipe = Recipe.of(batch=1, seq=64)
     ampere, hopper = (memory.predict_recipe(recipe, card=card, trace=True) for card in ("rtx3090", "h200"))

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ..units import UserError
 from .workspaces import LT_WORKSPACE
 
 aten = torch.ops.aten
@@ -42,8 +43,10 @@ _THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536}
 
 
 def chip(name: str, capability: tuple[int, int]) -> Chip:
-    """The chip of a card preset."""
-    return Chip(capability, _PROCESSORS.get(name, 132), _THREADS.get(capability, 2048))
+    """The chip of a card preset. Raises `UserError` for one whose processors are not listed here."""
+    if name not in _PROCESSORS:
+        raise UserError(f"card {name!r} has no entry in labkit/memory/kernels.py (streaming multiprocessors)")
+    return Chip(capability, _PROCESSORS[name], _THREADS.get(capability, 2048))
 
 
 def plan(func: Any, args: Any, kwargs: Any, out: Any, chip: Chip) -> Plan | None:
