@@ -1,8 +1,12 @@
 """The caching allocator's rules, each against an answer worked out by hand."""
 
+import itertools
+import random
+
 import pytest
 
 from labkit.memory.allocator import Allocator, OutOfMemory, replay, rounded, segment_bytes
+from labkit.memory.expandable import ExpandableAllocator
 from labkit.units import KiB, MiB
 
 
@@ -112,7 +116,7 @@ def test_under_a_cap_cached_segments_are_given_back_before_it_fails():
 
 
 def test_expandable_segments_grow_by_pages_and_do_not_strand_memory():
-    usual, expandable = Allocator(), Allocator(expandable=True)
+    usual, expandable = Allocator(), ExpandableAllocator()
     for allocator in (usual, expandable):
         for n in (30, 50, 70):
             allocator.give(allocator.take(n * MiB))
@@ -124,11 +128,56 @@ def test_expandable_segments_grow_by_pages_and_do_not_strand_memory():
     assert expandable.reserved == 2 * MiB
 
 
+def test_expandable_blocks_are_split_down_to_512_bytes():
+    allocator = ExpandableAllocator()
+    allocator.take(19 * MiB)
+    allocator.take(1 * MiB + 512)  # the last mebibyte of the page is 512 bytes short: a second one is mapped
+    assert allocator.reserved == 40 * MiB and allocator.allocated == 20 * MiB + 512
+    allocator.take(20 * MiB - 512)
+    assert allocator.reserved == 40 * MiB and allocator.cached_bytes == 0
+
+
+def test_pages_inside_a_free_block_are_unmapped_and_mapped_again():
+    allocator = ExpandableAllocator()
+    first, middle, last = (allocator.take(n * MiB) for n in (30, 60, 30))
+    assert allocator.reserved == 120 * MiB
+    allocator.give(middle)  # from 30 to 90 MiB: the pages 40 to 80 are whole
+    allocator.empty_cache()
+    assert allocator.reserved == 80 * MiB and allocator.allocated == 60 * MiB
+    again = allocator.take(55 * MiB)  # the 10 MiB left before the hole, its two pages, and part of what follows it
+    assert again.address == first.address + 30 * MiB and allocator.reserved == 120 * MiB
+    for block in (first, again, last):
+        allocator.give(block)
+    allocator.empty_cache()
+    assert allocator.reserved == allocator.allocated == 0
+    assert allocator.take(200 * MiB).address == first.address
+
+
 def test_an_expandable_pool_respects_the_cap():
-    allocator = Allocator(50 * MiB, expandable=True)
-    allocator.take(30 * MiB)
+    allocator = ExpandableAllocator(50 * MiB)
+    kept = allocator.take(30 * MiB)
     with pytest.raises(OutOfMemory):
         allocator.take(30 * MiB)
+    allocator.give(kept)
+    allocator.take(40 * MiB)
+
+
+def test_random_requests_keep_the_books_of_an_expandable_pool():
+    rng, allocator, alive = random.Random(0), ExpandableAllocator(), []
+    for _ in range(3000):
+        if alive and rng.random() < 0.5:
+            allocator.give(alive.pop(rng.randrange(len(alive))))
+        else:
+            alive.append(allocator.take(rng.choice((100, 70_000, 3 * MiB, 25 * MiB, 47 * MiB))))
+        if rng.random() < 0.02:
+            allocator.empty_cache()
+        assert allocator.allocated == sum(block.nbytes for block in alive) <= allocator.reserved
+    ranges = sorted((block.address, block.nbytes) for block in alive)
+    assert all(a + n <= b for (a, n), (b, _) in itertools.pairwise(ranges))
+    while alive:
+        allocator.give(alive.pop())
+    allocator.empty_cache()
+    assert allocator.allocated == allocator.reserved == 0
 
 
 def test_a_stream_of_events_is_replayed_in_order():

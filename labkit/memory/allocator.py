@@ -58,19 +58,18 @@ class Allocator:
     """Serves requests as the caching allocator would, under an optional limit on what it reserves.
 
     ``allocated``, ``requested`` and ``reserved`` are bytes now; ``peaks()`` gives their highest values since the last
-    ``reset_peaks()``. With `expandable` every pool is one segment that grows in pages of 2 or 20 MiB
-    (``PYTORCH_ALLOC_CONF=expandable_segments:True``). `foreign_bytes` of the limit are taken by others.
+    ``reset_peaks()``.
     """
 
-    def __init__(self, capacity_bytes: int | None = None, *, expandable: bool = False):
+    least_rest = SMALL + 1  # of a large block, below which nothing is split off
+
+    def __init__(self, capacity_bytes: int | None = None):
         self.capacity = capacity_bytes
-        self.expandable = expandable
         self.allocated = self.requested = self.reserved = 0
         self.peak_allocated = self.peak_requested = self.peak_reserved = 0
         self._pools: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])  # large, small: (size, address)
         self._blocks: dict[int, Block] = {}  # free blocks by address
         self._driver = _Driver()
-        self._arenas: dict[bool, _Arena] = {}
 
     def take(self, nbytes: int) -> Block:
         """The block for a request of `nbytes`. Raises `OutOfMemory`."""
@@ -80,12 +79,10 @@ class Allocator:
         index = bisect_left(pool, (size, 0))
         if index < len(pool):
             block = self._blocks.pop(pool.pop(index)[1])
-        elif self.expandable:
-            block = self._expand(size, small)
         else:
-            block = self._segment(size, small, nbytes)
+            block = self._obtain(size, small, nbytes)
         rest = block.nbytes - size
-        if rest >= ROUNDING if small or self.expandable else rest > SMALL:
+        if rest >= (ROUNDING if small else self.least_rest):
             tail = Block(block.address + size, rest, small, free=True, before=block, after=block.after)
             if block.after is not None:
                 block.after.before = tail
@@ -123,12 +120,10 @@ class Allocator:
     def empty_cache(self) -> None:
         """Give every segment that holds no live block back to the driver."""
         for block in list(self._blocks.values()):
-            if block.before is None and block.after is None and not self.expandable:
+            if block.before is None and block.after is None:
                 self._uncache(block)
                 self._driver.give(block.address, block.nbytes)
                 self.reserved -= block.nbytes
-        for arena in self._arenas.values():
-            self._shrink(arena)
 
     def reset_peaks(self) -> None:
         """Start new peaks at the present values."""
@@ -154,61 +149,23 @@ class Allocator:
         del pool[bisect_left(pool, (block.nbytes, block.address))]
         del self._blocks[block.address]
 
-    def _segment(self, size: int, small: bool, nbytes: int) -> Block:
+    def _obtain(self, size: int, small: bool, nbytes: int) -> Block:
+        """A block that is not cached, from the driver."""
         total = segment_bytes(size)
-        self._reserve(total, size, nbytes)
+        self._admit(total, nbytes)
+        self._hold(total)
         return Block(self._driver.take(total), total, small)
 
-    def _reserve(self, total: int, size: int, nbytes: int) -> None:
+    def _admit(self, total: int, nbytes: int) -> None:
+        """Raise `OutOfMemory` if `total` more bytes are beyond the limit, the cache emptied."""
         if self.capacity is not None and self.reserved + total > self.capacity:
             self.empty_cache()
             if self.reserved + total > self.capacity:
-                free = self.capacity - self.allocated
-                raise OutOfMemory(nbytes, free, self.cached_bytes)
+                raise OutOfMemory(nbytes, self.capacity - self.allocated, self.cached_bytes)
+
+    def _hold(self, total: int) -> None:
         self.reserved += total
         self.peak_reserved = max(self.peak_reserved, self.reserved)
-
-    def _expand(self, size: int, small: bool) -> Block:
-        """Grow the pool's one segment at its end, starting inside a free block that already lies there."""
-        arena = self._arenas.get(small)
-        if arena is None:
-            arena = self._arenas[small] = _Arena(
-                start=(2 + small) << 44, page=SMALL_SEGMENT if small else MEDIUM_SEGMENT
-            )
-        last = arena.last
-        have = last.nbytes if last is not None and last.free else 0
-        grown = -(-(size - have) // arena.page) * arena.page
-        self._reserve(grown, size, size)
-        last = arena.last  # emptying the cache may have shrunk it
-        if last is not None and last.free:
-            self._uncache(last)
-            last.nbytes += grown
-            block = last
-        else:
-            block = Block(arena.end, grown, small, before=last)
-            if last is not None:
-                last.after = block
-            arena.tail = block
-        arena.end += grown
-        return block
-
-    def _shrink(self, arena: _Arena) -> None:
-        last = arena.last
-        if last is None or not last.free:
-            return
-        cut = last.nbytes // arena.page * arena.page
-        if not cut:
-            return
-        self._uncache(last)
-        self.reserved -= cut
-        arena.end -= cut
-        last.nbytes -= cut
-        if last.nbytes:
-            self._cache(last)
-        else:
-            arena.tail = last.before
-            if last.before is not None:
-                last.before.after = None
 
 
 class _Driver:
@@ -252,25 +209,6 @@ class _Driver:
             self._free[i : i + 2] = [(self._free[i][0], self._free[i][1] + self._free[i + 1][1])]
         if i and sum(self._free[i - 1]) == self._free[i][0]:
             self._free[i - 1 : i + 1] = [(self._free[i - 1][0], self._free[i - 1][1] + self._free[i][1])]
-
-
-@dataclass(slots=True)
-class _Arena:
-    """The one growing segment of a pool in expandable mode."""
-
-    start: int
-    page: int
-    end: int = 0
-    tail: Block | None = None
-
-    def __post_init__(self) -> None:
-        self.end = self.end or self.start
-
-    @property
-    def last(self) -> Block | None:
-        while self.tail is not None and self.tail.after is not None:
-            self.tail = self.tail.after
-        return self.tail
 
 
 def replay(events: Iterable[int], sizes: list[int], allocator: Allocator, alive: dict[int, Block]) -> None:

@@ -15,6 +15,7 @@ from ..results import Failure, Holding, Peaks, Report, Timeline
 from . import attribution
 from .allocator import Allocator, Block, OutOfMemory
 from .engine import Accumulation
+from .expandable import ExpandableAllocator
 from .ghosts import GPU, Ghosts, PredictionError, aten, lay_to_rest
 from .kernels import Chip, chip, plan
 from .recorder import Recorder
@@ -185,7 +186,7 @@ def report(
         "name": name, "source": "predicted", "card": preset.name, "budget_bytes": budget_bytes, "tokens": run.tokens,
         "context_bytes": preset.context_bytes, "notes": tuple(notes), "method": METHOD,
     }  # fmt: skip
-    allocator = Allocator(budget_bytes, expandable=expandable)
+    allocator = (ExpandableAllocator if expandable else Allocator)(budget_bytes)
     blocks: dict[int, Block] = {}
     peaks: list[Peaks] = []
     position = 0
