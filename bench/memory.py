@@ -72,7 +72,7 @@ def peer(recipe: Recipe) -> dict[str, dict[str, int]]:
     with FakeTensorMode():
         step = recipe.experiment()(torch.device("cpu"))
         tracker = MemTracker()
-        from labkit.memory.recorder import found_in
+        from labkit.memory.whereabouts import found_in
 
         tracker.track_external(*(o for _, o in found_in(step, (torch.nn.Module, torch.optim.Optimizer))))
         with tracker:

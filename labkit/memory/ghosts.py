@@ -15,6 +15,7 @@ import torch
 
 from ..units import UserError
 from .recorder import Recorder
+from .schemas import INPLACE, RANDOM, VIEW, first_tensor, kind_of, returned
 
 GPU = torch.device("cpu:0")
 HOST = torch.device("cpu")
@@ -68,16 +69,16 @@ class Ghosts:
         number = id(func)  # operators live as long as the process, and their own hash is slow
         how = self.known.get(number)
         if how is None:
-            how = self.known[number] = self.rules.get(func), _kind(func)
+            how = self.known[number] = self.rules.get(func), kind_of(func)
         rule, kind = how
         if rule is not None:
             out = rule(self, func, args, kwargs)
             if out is not NotImplemented:
                 return out
-        if kind == _VIEW:
+        if kind == VIEW:
             return self._view(func, args, kwargs)
-        if kind == _INPLACE:
-            first = _first_tensor(args)
+        if kind == INPLACE:
+            first = first_tensor(args)
             if first is not None and first.get_device() == 0:
                 return self._write(func, args, kwargs, first)
         key: list[Any] = [number, _default_dtype()]
@@ -89,7 +90,7 @@ class Ghosts:
         if seen == _REAL and kwargs.get("device") != GPU:
             with _Disable():  # only host tensors with data: their values are real
                 return func(*args, **kwargs)
-        if kind == _INPLACE:
+        if kind == INPLACE:
             return self._write(func, args, kwargs, first)
         try:
             entry = self.cache.get(frozen := tuple(key))
@@ -118,9 +119,15 @@ class Ghosts:
                     self._follow_plan(plan, ())
         places = self.returns.get(func)
         if places is None:
-            places = self.returns[func] = _returned(func)
+            places = self.returns[func] = self._returned(func)
         outs = [kwargs[name] if name in kwargs else args[position] for position, name in places]
         return outs[0] if len(outs) == 1 else (tuple(outs) if outs else None)
+
+    def _returned(self, func: Any) -> list[tuple[int, str]]:
+        try:
+            return returned(func)
+        except NotImplementedError as error:
+            raise PredictionError(str(error)) from None
 
     def _view(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         base = args[0]
@@ -210,7 +217,7 @@ class Ghosts:
 
     def _follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Compute small integer results for real, so that decisions on them are those of a run."""
-        if out.dtype.is_floating_point or out.numel() > KNOWN_LIMIT or func in _RANDOM:
+        if out.dtype.is_floating_point or out.numel() > KNOWN_LIMIT or func in RANDOM:
             return
         real = tuple(_values(a) for a in args)
         if any(a is _UNKNOWN for a in real):
@@ -224,27 +231,8 @@ class Ghosts:
 
 
 _TENSOR, _SEQUENCE, _PLAIN = 0, 1, 2
-_VIEW, _INPLACE, _FUNCTIONAL = 0, 1, 2
 _ON_GPU, _UNKNOWN_VALUES, _HOST_GHOST, _REAL = 1, 2, 4, 8
 _UNKNOWN = object()
-_RANDOM = {
-    aten.randint.low, aten.randint.default, aten.randint_like.default, aten.randperm.default, aten.multinomial.default,
-    aten.bernoulli.default, aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default,
-    aten.new_empty.default,
-}  # fmt: skip
-_SHARING = {aten._unsafe_view.default, aten.detach.default, aten.alias.default, aten.lift_fresh.default,
-            aten._reshape_alias.default}  # fmt: skip
-
-
-def _kind(func: Any) -> int:
-    schema = func._schema
-    if func in _SHARING:
-        return _VIEW
-    if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
-        return _INPLACE
-    if any(r.alias_info is not None for r in schema.returns):
-        return _VIEW
-    return _FUNCTIONAL
 
 
 def _describe(values: Any, key: list[Any]) -> int:
@@ -325,32 +313,3 @@ def _values(x: Any) -> Any:
         items = [_values(item) for item in x]
         return _UNKNOWN if any(item is _UNKNOWN for item in items) else type(x)(items)
     return x
-
-
-def _returned(func: Any) -> list[tuple[int, str]]:
-    """Which arguments an in-place operator returns (position and name), as its schema says."""
-    schema = func._schema
-    places = []
-    for returned in schema.returns:
-        for position, argument in enumerate(schema.arguments):
-            info = argument.alias_info
-            if (
-                info is not None
-                and info.is_write
-                and returned.alias_info is not None
-                and info.before_set & returned.alias_info.before_set
-            ):
-                places.append((position, argument.name))
-                break
-        else:
-            raise PredictionError(f"operator {func} writes to its arguments and returns something new: no rule for it")
-    return places
-
-
-def _first_tensor(args: Any) -> Any:
-    for x in args:
-        if isinstance(x, _Tensor):
-            return x
-        if isinstance(x, (list, tuple)) and x and isinstance(x[0], _Tensor):
-            return x[0]
-    return None

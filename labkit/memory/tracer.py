@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..results import Holding, Timeline
 from . import attribution
-from .recorder import Recorder, Whereabouts, found_in
+from .recorder import Recorder
+from .whereabouts import Whereabouts, found_in
 
 
 class Tracer(TorchDispatchMode):

@@ -1,0 +1,61 @@
+"""What an operator's schema says about its results: views, arguments written to, or something new."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+VIEW, INPLACE, FUNCTIONAL = 0, 1, 2
+RANDOM = {
+    aten.randint.low, aten.randint.default, aten.randint_like.default, aten.randperm.default, aten.multinomial.default,
+    aten.bernoulli.default, aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default,
+    aten.new_empty.default,
+}  # fmt: skip
+_SHARING = {aten._unsafe_view.default, aten.detach.default, aten.alias.default, aten.lift_fresh.default,
+            aten._reshape_alias.default}  # fmt: skip
+
+
+def kind_of(func: Any) -> int:
+    """Whether `func` gives views, writes to its arguments, or makes new tensors."""
+    schema = func._schema
+    if func in _SHARING:
+        return VIEW
+    if any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
+        return INPLACE
+    if any(r.alias_info is not None for r in schema.returns):
+        return VIEW
+    return FUNCTIONAL
+
+
+def returned(func: Any) -> list[tuple[int, str]]:
+    """Which arguments an in-place operator returns (position and name), as its schema says."""
+    schema = func._schema
+    places = []
+    for result in schema.returns:
+        for position, argument in enumerate(schema.arguments):
+            info = argument.alias_info
+            if (
+                info is not None
+                and info.is_write
+                and result.alias_info is not None
+                and info.before_set & result.alias_info.before_set
+            ):
+                places.append((position, argument.name))
+                break
+        else:
+            raise NotImplementedError(
+                f"operator {func} writes to its arguments and returns something new: no rule for it"
+            )
+    return places
+
+
+def first_tensor(args: Any) -> Any:
+    """The first tensor among `args`, or in a list that stands there."""
+    for x in args:
+        if isinstance(x, torch.Tensor):
+            return x
+        if isinstance(x, (list, tuple)) and x and isinstance(x[0], torch.Tensor):
+            return x[0]
+    return None
