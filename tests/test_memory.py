@@ -400,6 +400,20 @@ def test_cuda_calls_go_to_the_stand_in():
     assert report.ok and any("torch.compile" in note for note in report.notes)
 
 
+def test_a_gpu_asked_for_by_name_is_the_stand_in():
+    """Where PyTorch was built with CUDA, an experiment may name the device instead of using the one it is given."""
+    run = Run(chip("h200", (9, 0)))
+    empty = torch.ops.aten.empty.memory_format
+    made = []
+
+    def build(device):
+        made.append(run.ghosts.run(empty, ([4],), {"device": torch.device("cuda"), "pin_memory": False}))
+        return lambda: None
+
+    run.play(build)
+    assert run.recorder.sizes[0] == 16
+
+
 def test_values_can_be_shown_and_are_zero():
     shown = []
 

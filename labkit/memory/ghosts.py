@@ -66,6 +66,9 @@ class Ghosts:
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of one operator. Raises `PredictionError` with the operator's name when there is no rule."""
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type == "cuda":  # asked for by name
+            kwargs = {**kwargs, "device": GPU}
         number = id(func)  # operators live as long as the process, and their own hash is slow
         how = self.known.get(number)
         if how is None:
