@@ -23,7 +23,6 @@ import torch
 from IPython.display import display
 
 import labkit as lab
-
 from labkit import places
 
 lesson = lab.begin("01_baseline_oom")
@@ -108,9 +107,7 @@ def baseline(device, batch=8, seq=1024, attention="eager"):
     with device:  # create everything there
         model = lab.models.gpt2("gpt2", attention=attention, n_positions=max(seq, 1024)).train()
         tokens = torch.randint(0, 50257, (batch, seq))
-    optimizer = torch.optim.AdamW(
-        model.parameters(), foreach=True
-    )  # foreach is PyTorch's default on a GPU
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)  # the default on a GPU
 
     def step():
         loss = model(input_ids=tokens, labels=tokens).loss
@@ -134,8 +131,8 @@ oom
 lab.answer("fits", measured=oom.ok)
 if on_card:
     print(
-        f"Python is alive. Still allocated: {show(torch.cuda.memory_allocated())}, of it left by the failed run: "
-        f"{show(oom.leftover_bytes)}; the rest are cuBLAS workspaces, which stay."
+        f"Python is alive. Still allocated: {show(torch.cuda.memory_allocated())}, of it left by "
+        f"the failed run: {show(oom.leftover_bytes)}; the rest are cuBLAS workspaces, which stay."
     )
 else:
     print(
@@ -156,11 +153,7 @@ if oom.failure:
     parts = [
         ("Tried to allocate", failed.wanted_bytes, "the one tensor that did not fit"),
         ("allocated by PyTorch", BUDGET - failed.free_bytes, "alive: your tensors"),
-        (
-            "reserved but unallocated",
-            failed.scattered_bytes,
-            "from the driver, free, in pieces too small",
-        ),
+        ("reserved but unallocated", failed.scattered_bytes, "free, in pieces too small"),
     ]
     shapes = {
         "the attention scores of a block": 4 * 8 * 12 * 1024**2,
@@ -260,9 +253,7 @@ def saved_tensors(result, but_not):
             nodes.add(node)
             waiting += [earlier for earlier, _ in node.next_functions]
     found = {}
-    for node in sorted(
-        nodes, key=lambda node: node._sequence_nr()
-    ):  # the order of the forward pass
+    for node in sorted(nodes, key=lambda node: node._sequence_nr()):  # as forward made them
         for name in dir(node):
             tensor = getattr(node, name) if name.startswith("_saved_") else None
             if isinstance(tensor, torch.Tensor) and tensor.dim():
@@ -745,13 +736,7 @@ lab.answer(
 
 # %% name="counters"
 from labkit.memory.allocator import Allocator, OutOfMemory
-
-try:
-    from labkit.memory.expandable import ExpandableAllocator
-except ImportError:
-    from functools import partial
-
-    ExpandableAllocator = partial(Allocator, expandable=True)
+from labkit.memory.expandable import ExpandableAllocator
 
 
 class Memory:

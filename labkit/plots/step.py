@@ -187,7 +187,7 @@ def _draw_total(ax: Axes, report: Report, steps: Timeline, ceiling: int) -> None
     room = (report.budget_bytes or 0) - max(steps.totals)
     near = 0 < room < 0.2 * ceiling  # no room for words between the line and the budget's rule: they go above it
     level = report.budget_bytes / divisor if near and report.budget_bytes else totals[at]
-    crowded = near and at < 0.25 * len(totals)  # by the budget's own words
+    crowded = near and at < 0.3 * len(totals)  # by the budget's own words
     ax.annotate(
         f"peak {show_bytes(max(steps.totals))}", (at + 0.5, level), xytext=(-6 if right else 6, 1),
         textcoords="offset points", ha="right" if right else "left", va="bottom",
