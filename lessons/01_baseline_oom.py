@@ -729,7 +729,7 @@ lab.answer(
 #
 # *Allocated* is what your tensors take. *Reserved* is what PyTorch's allocator has taken from the driver; it keeps
 # freed memory, to hand it out again quickly. *Device* is what the driver counts for the whole process, as nvidia-smi
-# shows it: reserved plus the *CUDA context* (the driver's own bookkeeping and the code of the kernels). The cell
+# shows it: reserved plus the *CUDA context* (the driver's own bookkeeping and its programs). The cell
 # allocates, frees, empties the cache, and then fragments on purpose: a scratch block comes and goes, and something
 # that is kept moves into its place and is a little too large to leave room for the next one. At the start the
 # workspaces are there already.
@@ -1306,7 +1306,7 @@ lab.check.words(
 #    times the logits + a workspace. 12 N follows from the model, activations and logits from batch and sequence, the
 #    workspace from the card.
 # 2. Activations are linear in the batch and, with eager attention, have a part in s². The optimizer's state comes
-#    after the first step.
+#    in the first `optimizer.step()`.
 # 3. Look at *who is alive*, not at who asked last. Accumulation cures a batch that is too large, never a sequence or
 #    a model that is.
 #
