@@ -183,11 +183,12 @@ def bar(held: dict[str, int], ceiling: int, *, width: int = 64, colour: bool = F
     for name in order:
         letter, tone = marks.get(name, ("?", "#999999"))
         total += held[name]
-        cells = round(width * total / ceiling) - drawn  # of the running total, so that rounding does not add up
+        # of the running total, so that rounding does not add up; what lies beyond the width is not drawn
+        cells = min(width, round(width * total / ceiling)) - drawn
         drawn += cells
         strip.append(letter * cells, style=f"{tone} reverse")
         legend.append(Text.assemble("  ", (letter, f"{tone} reverse"), f" {name} {show_bytes(held[name])}"))
-    strip.append("·" * (width - drawn) + "|" if drawn <= width else "  beyond it")
+    strip.append("·" * (width - drawn) + "|" if total <= ceiling else "  beyond it")
     console = Console(force_terminal=colour, no_color=not colour, width=4 * width, highlight=False)
     with console.capture() as capture:
         console.print(strip, *legend, sep="\n")

@@ -232,6 +232,8 @@ def test_run_fetches_what_its_lessons_need_and_goes_on_without_a_network(tmp_pat
 
 def test_a_bar_beyond_the_budget_says_so():
     assert "beyond" in predicting.bar({"activation": 9 * units.GiB}, 8 * units.GiB)
+    beyond = predicting.bar({"parameter": 4 * units.GiB, "activation": units.GiB}, units.MiB).splitlines()
+    assert len(beyond[0]) < 90 and "activation 1.00 GiB" in beyond[2], "a bar stays a line, whatever the budget"
     assert "\x1b[" not in predicting.bar({"activation": units.GiB}, 8 * units.GiB)
     assert "\x1b[" in predicting.bar({"activation": units.GiB}, 8 * units.GiB, colour=True)
 
