@@ -41,28 +41,35 @@ def file(path: Path, *, card: str | None, budget: str | None, as_json: bool) -> 
     """Predict every recipe of a JSON-lines file, in order, one line out for each; returns the exit code.
 
     A line that cannot be read or predicted gives one line on standard error with its number; the others are still
-    done. 0: all done; 2: some lines were wrong; 1: some failed for a reason that is not the user's.
+    done. 0: all done; 2: some lines were wrong; 1: some failed for a reason that is not the user's. Raises `UserError`
+    for a file that cannot be read or holds no recipe, and BrokenPipeError when nobody reads the output any more.
     """
     from .recipes import Recipe
 
     limit = None if budget is None else parse_size(budget)
     machine.preset(card)
-    code = 0
+    code, found = 0, False
     with _opened(path) as lines, only_ours() as say:
         _load()
         for number, line in enumerate(lines, start=1):
-            if not line.strip():
+            line = line.strip().removeprefix("\ufeff")  # some editors put a byte order mark before the first line
+            if not line:
                 continue
+            found = True
             try:
                 report, row = _predicted(Recipe.of(**_fields(line)), card, limit)
                 say(json.dumps(row) if as_json else _summary(report, row))
             except UserError as error:
                 code = code or 2
                 print(f"labkit: {path}: line {number}: {error}", file=sys.stderr, flush=True)
+            except BrokenPipeError:  # the reader has gone: nobody is left to predict for
+                raise
             except Exception as error:  # a fault of labkit's on one recipe must not lose the recipes after it
                 code = 1
                 what = " ".join(str(error).split())[:300]
                 print(f"labkit: {path}: line {number}: {type(error).__name__}: {what}", file=sys.stderr, flush=True)
+    if not found:
+        raise UserError(f"{path} holds no recipe: a line is an object such as {{\"model\": \"gpt2\", \"batch\": 4}}")
     return code
 
 

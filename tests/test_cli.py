@@ -184,6 +184,40 @@ def test_a_broken_line_is_named_and_the_others_are_done(tmp_path, capfd, quick_p
     assert [line.split(": ")[2] for line in said] == [f"line {n}" for n in (2, 3, 4, 5, 6, 8)]
 
 
+def test_a_reader_that_has_enough_ends_a_file_of_recipes_quietly(tmp_path, quick_prediction, monkeypatch):
+    file = tmp_path / "recipes.jsonl"
+    file.write_text('{"batch": 2}\n' * 50)
+    asked = []
+    before = memory.predict_recipe
+    monkeypatch.setattr(memory, "predict_recipe", lambda *args, **kwargs: asked.append(1) or before(*args, **kwargs))
+    read, write = os.pipe()
+    kept = os.dup(1)
+    os.close(read)
+    os.dup2(write, 1)
+    try:
+        with pytest.raises(BrokenPipeError):
+            predicting.file(file, card=None, budget=None, as_json=True)
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(write)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("text", ["", "\n  \n"])
+def test_a_file_without_a_recipe_is_a_mistake(tmp_path, capfd, quick_prediction, text):
+    file = tmp_path / "recipes.jsonl"
+    file.write_text(text)
+    assert _captured("predict", "--recipes", str(file), "--json") == "" and _captured.code == 2
+    assert "holds no recipe" in capfd.readouterr().err
+
+
+def test_a_byte_order_mark_is_not_part_of_the_first_recipe(tmp_path, quick_prediction):
+    file = tmp_path / "recipes.jsonl"
+    file.write_text('{"batch": 3}\n', encoding="utf-8-sig")
+    assert json.loads(_captured("predict", "--recipes", str(file), "--json"))["batch"] == 3 and _captured.code == 0
+
+
 def test_a_fault_of_labkit_on_one_recipe_keeps_the_others(tmp_path, capfd, quick_prediction):
     file = tmp_path / "recipes.jsonl"
     file.write_text('{"batch": 2}\n{"batch": 13}\n{"batch": 4}\n')
