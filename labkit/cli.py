@@ -35,7 +35,9 @@ def main(arguments: list[str] | None = None) -> None:
         _fail(str(error))
     except KeyboardInterrupt:
         code = 130
-    except BrokenPipeError:  # `labkit predict ... | head` has read enough
+    except (BrokenPipeError, SystemExit) as error:  # `labkit predict ... | head` has read enough
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise  # typer makes a SystemExit(1) of the broken pipe
         sys.stderr.close()
         sys.exit(0)
     except Exception as error:

@@ -69,7 +69,7 @@ def file(path: Path, *, card: str | None, budget: str | None, as_json: bool) -> 
                 what = " ".join(str(error).split())[:300]
                 print(f"labkit: {path}: line {number}: {type(error).__name__}: {what}", file=sys.stderr, flush=True)
     if not found:
-        raise UserError(f"{path} holds no recipe: a line is an object such as {{\"model\": \"gpt2\", \"batch\": 4}}")
+        raise UserError(f'{path} holds no recipe: a line is an object such as {{"model": "gpt2", "batch": 4}}')
     return code
 
 

@@ -204,6 +204,18 @@ def test_a_reader_that_has_enough_ends_a_file_of_recipes_quietly(tmp_path, quick
     assert len(asked) == 1
 
 
+def test_a_broken_pipe_exits_with_0(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", open(os.devnull, "w"))  # noqa: SIM115  the command closes it
+
+    def broken(*_, **__):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(predicting, "file", broken)
+    with pytest.raises(SystemExit) as exit:
+        cli.main(["predict", "--recipes", "x"])
+    assert exit.value.code == 0
+
+
 @pytest.mark.parametrize("text", ["", "\n  \n"])
 def test_a_file_without_a_recipe_is_a_mistake(tmp_path, capfd, quick_prediction, text):
     file = tmp_path / "recipes.jsonl"
