@@ -270,12 +270,13 @@ class Ledger:
                 continue
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):  # the latter for a line that is nested too deeply
                 row = None
-            if not isinstance(row, dict):
+            schema = row.get("schema", 0) if isinstance(row, dict) else None
+            if not isinstance(row, dict) or not isinstance(schema, int):
                 warnings.warn(f"{self.path.name}: line {number} is not a complete row; skipped", stacklevel=2)
                 continue
-            if row.get("schema", 0) > SCHEMA:
+            if schema > SCHEMA:
                 warnings.warn(f"{self.path.name}: line {number} comes from a newer labkit; skipped", stacklevel=2)
                 continue
             yield row

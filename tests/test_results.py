@@ -96,10 +96,19 @@ def test_a_half_written_last_line_is_skipped_and_closed(tmp_path):
 
 def test_lines_that_are_not_rows_are_named(tmp_path):
     path = tmp_path / "ledger.jsonl"
-    path.write_bytes(b'[1]\n{"schema": 999}\n\xff\xfe\n{"n": 4}\n')
+    lines = [
+        b"[1]",
+        b'{"schema": 999}',
+        b"\xff\xfe",
+        b'{"schema": "x"}',
+        b'{"schema": null}',
+        b"[" * 100_000,
+        b'{"n": 4}',
+    ]
+    path.write_bytes(b"\n".join(lines))
     with pytest.warns(UserWarning) as caught:
         assert Ledger(path).rows() == [{"n": 4}]
-    assert len(caught) == 3
+    assert [str(w.message).split(": line ")[1][0] for w in caught] == list("123456")
 
 
 def test_no_file_is_no_rows(tmp_path):
