@@ -55,8 +55,8 @@ def _cell(report: Report) -> str:
 def accuracy() -> str:
     """The errors of predictions, from the bench's own reports."""
     lines = ["| peak of | random recipes | median error | 95th percentile | worst |", "| --- | --- | --- | --- | --- |"]
-    for file, what in (("accuracy-test.md", "half of the grid"), ("accuracy-fresh.md", "drawn afterwards")):
-        text = (REFERENCE / file).read_text()
+    for file, what in (("memory.md", "not used for fitting"), ("memory-fresh.md", "drawn afterwards")):
+        text = (ROOT / "bench" / "results" / file).read_text()
         count = re.search(r"^(\d+) random recipes", text, re.MULTILINE)
         for peak in ("steady allocated", "steady requested", "steady reserved"):
             row = re.search(rf"^\| {peak} \| ([^|]*) \| ([^|]*) \| ([^|]*) \|", text, re.MULTILINE)
