@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import functools
 import json
+import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,21 +48,44 @@ def config(name: str, **changes: Any) -> PreTrainedConfig:
         if not file.is_file():
             raise UserError(f"{name}: the folder has no config.json")
         try:
-            json.loads(file.read_text())
+            fields = json.loads(file.read_text(encoding="utf-8-sig"))
         except (OSError, ValueError) as error:
             raise UserError(f"{file}: not readable as JSON ({error})") from error
+        except RecursionError:
+            raise UserError(f"{file}: not a configuration: nested too deeply") from None
+        if not isinstance(fields, dict):
+            raise UserError(f"{file}: not a configuration: an object of fields is needed")
     elif name.count("/") != 1 or name.startswith((".", "/")):
         raise UserError(
             f"unknown model {name!r}: give {', '.join(GPT2_SIZES)}, a folder with config.json or a hub name"
         )
     try:
-        found = AutoConfig.from_pretrained(name, **changes)
+        with _without_mark(folder) as place:
+            found = AutoConfig.from_pretrained(place or name, **changes)
+        found.name_or_path = name
     except Exception as error:  # transformers raises OSError, ValueError, KeyError and its own kinds here
-        reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
-        raise UserError(f"{name}: no usable configuration ({reason})") from error
+        raise UserError(f"{name}: no usable configuration ({_reason(error)})") from error
     if type(found) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UserError(f"{name}: {type(found).__name__} is not the configuration of a causal language model")
     return found
+
+
+@contextmanager
+def _without_mark(folder: Path) -> Iterator[Path | None]:
+    """A folder with the same config.json less its byte order mark, which transformers cannot read; None: none there."""
+    file = folder / "config.json"
+    if not file.is_file() or not file.read_bytes().startswith(codecs.BOM_UTF8):
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="labkit-config-") as copy:
+        Path(copy, "config.json").write_bytes(file.read_bytes().removeprefix(codecs.BOM_UTF8))
+        yield Path(copy)
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error, with its kind where the message alone says nothing."""
+    line = next(iter(str(error).strip().splitlines()), "")[:160]
+    return line if isinstance(error, (ValueError, OSError)) and line else f"{type(error).__name__}: {line}".rstrip(": ")
 
 
 def positions(configuration: PreTrainedConfig) -> int | None:
@@ -75,7 +102,8 @@ def causal_lm(
 ) -> PreTrainedModel:
     """A causal language model with random weights, created on `device` in `dtype` (float32 unless given).
 
-    `attention` is ``"sdpa"`` or ``"eager"``. For GPT-2 this is ``GPT2LMHeadModel(config)``.
+    `attention` is ``"sdpa"`` or ``"eager"``. For GPT-2 this is ``GPT2LMHeadModel(config)``. Raises `UserError` when the
+    model has no such attention, or its configuration makes no model.
     """
     import torch
 
@@ -83,8 +111,16 @@ def causal_lm(
     from transformers import AutoModelForCausalLM
 
     kwargs: dict[str, Any] = {"dtype": dtype or torch.float32, "attn_implementation": attention}
-    with torch.device(device):
-        model = AutoModelForCausalLM.from_config(configuration, **kwargs)
+    name = configuration.name_or_path or configuration.model_type
+    try:
+        with torch.device(device):
+            model = AutoModelForCausalLM.from_config(configuration, **kwargs)
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a bad field shows as any kind: ZeroDivisionError, KeyError, RuntimeError ...
+        if attention == "sdpa" and "scaled_dot_product_attention" in str(error):
+            raise UserError(f"{name} has no sdpa attention in transformers: use --attention eager") from error
+        raise UserError(f"{name}: its configuration makes no model ({_reason(error)})") from error
     if model.loss_type is None:  # transformers cannot tell it from the name GPT2LMHeadModel, and warns on every use
         model.loss_type = "ForCausalLM"
     return model

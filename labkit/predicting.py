@@ -115,8 +115,40 @@ def _predicted(
     from . import memory
 
     start = time.perf_counter()
-    report = memory.predict_recipe(recipe, card=card, budget_bytes=limit, trace=trace)
+    try:
+        report = memory.predict_recipe(recipe, card=card, budget_bytes=limit, trace=trace)
+    except UserError:
+        raise
+    except Exception as error:
+        if _runs(recipe):
+            raise
+        what = " ".join(str(error).split())[:200]
+        raise UserError(f"{recipe.model}: its configuration makes no model that runs ({what})") from error
     return report, memory.recipe_row(recipe, report, time.perf_counter() - start)
+
+
+def _runs(recipe: Recipe) -> bool:
+    """Whether one block of the recipe's model computes a loss on the processor: then its configuration is not at fault.
+
+    Numbers of heads or widths that do not go together show only when the model runs.
+    """
+    import torch
+
+    from . import models
+
+    if recipe.model in models.GPT2_SIZES:
+        return True
+    configuration = recipe.config()
+    if configuration.vocab_size * configuration.hidden_size > 2**28:
+        return True  # a gigabyte of embedding is too much for a question
+    configuration.num_hidden_layers = 1
+    tokens = torch.zeros(1, min(recipe.seq, 8), dtype=torch.long)
+    try:
+        with torch.no_grad():
+            models.causal_lm(configuration, attention=recipe.attention)(input_ids=tokens, labels=tokens)
+    except Exception:  # whatever it is: what the caller tells is the error that came first
+        return False
+    return True
 
 
 @contextmanager

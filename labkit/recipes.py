@@ -19,6 +19,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "loss": ("full", "chunked"),
     "activation": ("gelu_new", "gelu_pytorch_tanh"),
 }
+MOST_LAYERS = 1000
+# what a number of a recipe may be: beyond it, a prediction or a run would not end
+LIMITS = {"batch": (1, 2**16), "seq": (1, 2**20), "checkpoint": (0, MOST_LAYERS), "accumulation": (1, 2**16)}
 LOSS_CHUNKS = 8
 
 
@@ -54,10 +57,10 @@ class Recipe:
         for name, allowed in CHOICES.items():
             if getattr(recipe, name) not in allowed:
                 raise UserError(f"{name} {getattr(recipe, name)!r} is not one of {', '.join(allowed)}")
-        for name, least in (("batch", 1), ("seq", 1), ("checkpoint", 0), ("accumulation", 1)):
+        for name, (least, most) in LIMITS.items():
             value = getattr(recipe, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
-                raise UserError(f"{name} must be a whole number of at least {least}, not {value!r}")
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+                raise UserError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
         if not isinstance(recipe.model, str) or not recipe.model:
             raise UserError(f"model must be a name or a folder, not {recipe.model!r}")
         if (
@@ -92,13 +95,19 @@ class Recipe:
 
     def config(self) -> Any:
         """The model's configuration with this recipe's activation and dropout. Raises `UserError` when ``seq`` is
-        beyond the model's positions."""
+        beyond the model's positions, and for a model of absurd size."""
         from . import models
 
         configuration = models.config(self.model)
         limit = models.positions(configuration)
         if limit is not None and self.seq > limit:
             raise UserError(f"seq {self.seq} is beyond the {limit} positions of {self.model}")
+        layers = getattr(configuration, "num_hidden_layers", None)
+        if isinstance(layers, int) and layers > MOST_LAYERS:
+            raise UserError(f"{self.model} has {layers} layers: at most {MOST_LAYERS} are supported")
+        vocab = getattr(configuration, "vocab_size", None)
+        if not isinstance(vocab, int) or vocab < 1:
+            raise UserError(f"{self.model} has a vocabulary of {vocab!r}: at least one token is needed")
         configuration.use_cache = False
         for name in ("activation_function", "hidden_act"):
             if getattr(configuration, name, None) == "gelu_new":

@@ -204,6 +204,22 @@ def test_a_reader_that_has_enough_ends_a_file_of_recipes_quietly(tmp_path, quick
     assert len(asked) == 1
 
 
+def test_heads_that_do_not_go_together_are_the_users_mistake(tmp_path, capfd):
+    small = {"model_type": "gpt2", "n_layer": 1, "n_embd": 32, "n_head": -1, "vocab_size": 97, "n_positions": 64}
+    (tmp_path / "config.json").write_text(json.dumps(small))
+    file = tmp_path / "recipes.jsonl"
+    file.write_text(json.dumps({"model": str(tmp_path), "batch": 1, "seq": 8}))
+    assert _captured("predict", "--recipes", str(file), "--json") == "" and _captured.code == 2
+    assert f"line 1: {tmp_path}: its configuration makes no model that runs" in capfd.readouterr().err
+
+
+def test_a_fault_of_labkit_on_a_folder_is_not_blamed_on_it(tmp_path, quick_prediction):
+    small = {"model_type": "gpt2", "n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 97, "n_positions": 64}
+    (tmp_path / "config.json").write_text(json.dumps(small))
+    with pytest.raises(RuntimeError, match="surprise"):
+        predicting._predicted(Recipe.of(model=str(tmp_path), batch=13, seq=8), None, None)
+
+
 def test_a_broken_pipe_exits_with_0(monkeypatch):
     monkeypatch.setattr(sys, "stderr", open(os.devnull, "w"))  # noqa: SIM115  the command closes it
 

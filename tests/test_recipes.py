@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import torch
 
@@ -26,7 +28,8 @@ def loss_and_gradients(model, loss):
         ({"checkpoint": -1}, "checkpoint"), ({"precision": "fp64"}, "amp-bf16"), ({"optimizer": "adam"}, "adamw-fused"),
         ({"colour": 1}, "unknown field 'colour'"), ({"dropout": 1.0}, "dropout"), ({"dropout": "a lot"}, "dropout"),
         ({"model": ""}, "model"), ({"model": 3}, "model"),
-        ({"attention": ["sdpa"]}, "attention"),
+        ({"attention": ["sdpa"]}, "attention"), ({"batch": 2**31 - 1}, "batch .* to 65536"),
+        ({"accumulation": 65537}, "accumulation"), ({"seq": 2**20 + 1}, "seq"), ({"checkpoint": 1001}, "checkpoint"),
     ],
 )  # fmt: skip
 def test_what_a_recipe_cannot_be(fields, word):
@@ -62,6 +65,52 @@ def test_models_that_do_not_exist(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "never-heard-of"}')
     with pytest.raises(UserError, match="no usable configuration"):
         models.config(str(tmp_path))
+
+
+def folder(path, **fields):
+    """A folder with the config.json of a small GPT-2, some fields changed."""
+    (path / "config.json").write_text(json.dumps({"model_type": "gpt2", **SMALL, **fields}))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n_head": 0}, {"n_head": 3}, {"n_embd": 0}, {"n_embd": -4}, {"n_embd": 10**9}, {"n_inner": -1},
+        {"activation_function": "foo"},
+    ],
+)  # fmt: skip
+def test_a_configuration_that_makes_no_model_is_one_sentence(tmp_path, fields):
+    name = folder(tmp_path, **fields)
+    with pytest.raises(UserError, match="its configuration makes no model") as caught:
+        models.causal_lm(models.config(name), device="meta")
+    assert str(caught.value).startswith(name)
+
+
+def test_absurd_sizes_in_a_configuration_are_refused(tmp_path):
+    with pytest.raises(UserError, match="1000000 layers"):
+        Recipe.of(model=folder(tmp_path, n_layer=1_000_000), seq=8).config()
+    with pytest.raises(UserError, match="vocabulary of 0"):
+        Recipe.of(model=folder(tmp_path, vocab_size=0), seq=8).config()
+
+
+def test_a_model_without_sdpa_says_what_to_use(tmp_path):
+    fields = {"model_type": "bloom", "vocab_size": 97, "hidden_size": 32, "n_layer": 1, "n_head": 2}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(UserError, match="use --attention eager"):
+        models.causal_lm(models.config(str(tmp_path)), device="meta")
+    models.causal_lm(models.config(str(tmp_path)), device="meta", attention="eager")
+
+
+def test_a_configuration_with_a_byte_order_mark_or_absurd_nesting(tmp_path):
+    text = json.dumps({"model_type": "gpt2", **SMALL})
+    (tmp_path / "config.json").write_text(text, encoding="utf-8-sig")
+    found = models.config(str(tmp_path))
+    assert found.n_embd == 32 and found.name_or_path == str(tmp_path)
+    for wrong, word in (("[" * 100_000, "nested too deeply"), ("[]", "object of fields")):
+        (tmp_path / "config.json").write_text(wrong)
+        with pytest.raises(UserError, match=word):
+            models.config(str(tmp_path))
 
 
 def test_parameter_counts_are_those_of_the_released_models():
