@@ -169,5 +169,5 @@ def read_json(path: Path) -> Any:
     """The JSON in a file; None when there is none or it is not readable as JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):  # the last for what is nested too deeply
         return None

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
-from dataclasses import asdict, dataclass, field, replace
+import types
+import typing
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,25 @@ class State:
         return f"{place}: {self.error}"
 
 
+def _well_formed(made: State | Run) -> bool:
+    """Whether every field holds what its annotation says, as far as the page of a run relies on it."""
+    kinds = typing.get_type_hints(type(made))
+    for one in fields(made):
+        kind = kinds[one.name]
+        allowed = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+        plain = tuple(typing.get_origin(k) or k for k in allowed)
+        value = getattr(made, one.name)
+        whole_as_float = float in plain and isinstance(value, int)
+        if isinstance(value, bool) or not (isinstance(value, plain) or whole_as_float):
+            return False
+    if isinstance(made, State):
+        return made.seconds is None or math.isfinite(made.seconds)
+    capability = made.machine.get("capability")
+    pair = isinstance(capability, (list, tuple)) and len(capability) == 2
+    memory = made.machine.get("memory_bytes")
+    return (capability is None or pair) and (memory is None or type(memory) in (int, float))
+
+
 @dataclass(frozen=True)
 class Run:
     """The state of a run, as ``run.json`` holds it."""
@@ -50,9 +72,10 @@ class Run:
         found = executing.read_json(folder / "run.json")
         try:
             states = tuple(State(**state) for state in found["lessons"])
-            return cls(**{**found, "lessons": states})
+            run = cls(**{**found, "lessons": states})
         except (TypeError, KeyError):
             return None
+        return run if _well_formed(run) and all(map(_well_formed, states)) else None
 
     def save(self, folder: Path) -> None:
         """Write ``run.json``."""

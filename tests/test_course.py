@@ -269,7 +269,26 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, ran: Ra
         course.run(out=tmp_path / "file" / "run", notebooks=tmp_path / "notebooks")
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"lessons": [{"nom": 1}]}', "null"])
+def _state(lesson: dict[str, Any] | None = None, **changes: Any) -> str:
+    one = {"name": "00_a", "title": "A", "made_of": "x", **(lesson or {})}
+    return json.dumps({"started": "2026-12-01T10:22:00Z", "machine": {}, "line": "", "lessons": [one], **changes})
+
+
+def test_a_sound_state_is_read(tmp_path: Path) -> None:
+    machine_of = {"card": "x", "capability": [7, 5], "memory_bytes": 8 * GiB}
+    (tmp_path / "run.json").write_text(_state({"seconds": 3, "status": "done"}, machine=machine_of))
+    assert Run.load(tmp_path) is not None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "", "{", "[]", '{"lessons": [{"nom": 1}]}', "null", "[" * 100_000, _state(started=None), _state(line=3),
+        _state(machine=None), _state(machine={"card": "x", "capability": 3}), _state(machine={"memory_bytes": "8"}),
+        _state(lessons=None), _state({"name": 3}), _state({"seconds": "long"}), _state({"seconds": float("nan")}),
+        _state({"title": None}), _state({"status": ["done"]}), _state(finished=1),
+    ],
+)  # fmt: skip
 def test_a_damaged_state_starts_anew(tmp_path: Path, ran: Ran, damage: str) -> None:
     notebook(tmp_path / "notebooks", "00_a", "1")
     (tmp_path / "run").mkdir()
