@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from . import __version__, executing, machine, places, progress, report, summary
 from .results import Ledger
@@ -37,17 +38,21 @@ def run(
 
     `out` is the run's folder, a new one in runs/ by default. With `resume`, the newest unfinished run of the same
     lessons goes on, and what is done there stays. `timeout` is what one cell may take, in seconds. Raises `UserError`
-    for an unknown lesson, a folder that cannot be written, and a folder in which another run is going on.
+    for an unknown lesson, a time that is none, a wrong ``LABKIT_BUDGET`` or ``LABKIT_CARD``, a folder that cannot be
+    written, and a folder in which another run is going on.
     """
+    if not 1 <= timeout <= 10**7:  # also refuses nan
+        raise UserError(f"a cell may take from 1 to 10000000 seconds, not {timeout:g}")
     books = choose(lessons, notebooks or places.home() / "notebooks")
     here = machine.here()
+    line = f"labkit {__version__}  ·  {here.line()}"  # raises for a wrong budget or card, before a folder is made
     identity = _identity(here)
     states = tuple(State(path.stem, _title(path), _made_of(path, identity)) for path in books)
     folder = Path(out).expanduser() if out else _folder(states, here, resume)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _lock(folder):
-            return _run(folder.resolve(), states, books, here, resume, timeout)
+            return _run(folder.resolve(), states, books, asdict(here), line, resume, timeout)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
 
@@ -68,13 +73,21 @@ def choose(wanted: Sequence[str], folder: Path) -> list[Path]:
 
 
 def _run(
-    folder: Path, states: tuple[State, ...], books: list[Path], here: machine.Machine, resume: bool, timeout: float
+    folder: Path,
+    states: tuple[State, ...],
+    books: list[Path],
+    here: dict[str, Any],
+    line: str,
+    resume: bool,
+    timeout: float,
 ) -> int:
     before = Run.load(folder)
-    kept = {s.name: s for s in before.lessons if s.status == "done"} if before and resume else {}
-    states = tuple(kept[s.name] if s.name in kept and kept[s.name].made_of == s.made_of else s for s in states)
-    line = f"labkit {__version__}  ·  {here.line()}"
-    now = Run(before.started if before and kept else _now(), asdict(here), line, states)
+    done = [s for s in before.lessons if s.status == "done"] if before and resume else []
+    wanted = {(s.name, s.made_of) for s in states}
+    there = [s for s in done if (folder / "notebooks" / f"{s.name}.ipynb").is_file()]
+    kept = {s.name: s for s in there if (s.name, s.made_of) in wanted}
+    states = tuple(kept.get(s.name, s) for s in states)
+    now = Run(before.started if before and kept else _now(), here, line, states)
     now.save(folder)
     ledger = Ledger(folder / "ledger.jsonl")
     with progress.table(line, [s.name for s in states]) as table:

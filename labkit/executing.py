@@ -107,11 +107,15 @@ def write(notebook: Any, path: Path) -> None:
 def write_text(path: Path, text: str) -> None:
     """Replace the file at `path` by `text` in one step."""
     partial = path.with_name(path.name + ".part")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError:  # a full disk: half a file is of no use and takes what is left of it
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def _manager_class() -> Any:

@@ -184,6 +184,8 @@ class Ran(list[str]):
 
     def __call__(self, path: Path, out: Path, **_: Any) -> executing.Ending:
         self.append(path.stem)
+        out.parent.mkdir(exist_ok=True)
+        out.write_text("{}")
         status = "failed" if path.stem in self.failing else "done"
         return (
             executing.Ending(status, 1.0, 2, "cell-1", "ValueError: no")
@@ -211,6 +213,46 @@ def test_a_lesson_that_changed_runs_again_and_others_are_kept(tmp_path: Path, ra
     assert ran == ["00_a", "01_b", "01_b"]
     assert course.run(out=out, notebooks=books, resume=False) == 0
     assert ran[3:] == ["00_a", "01_b"]
+
+
+def test_a_lesson_whose_executed_notebook_is_gone_runs_again(
+    tmp_path: Path, ran: Ran, capsys: pytest.CaptureFixture[str]
+) -> None:
+    books, out = tmp_path / "notebooks", tmp_path / "run"
+    notebook(books, "00_a", "1")
+    notebook(books, "01_b", "1")
+    assert course.run(out=out, notebooks=books) == 0
+    (out / "notebooks" / "01_b.ipynb").unlink()
+    capsys.readouterr()
+    assert course.run(out=out, notebooks=books) == 0
+    assert ran == ["00_a", "01_b", "01_b"] and capsys.readouterr().out.count("kept") == 1
+
+
+@pytest.mark.parametrize("name", ["LABKIT_BUDGET", "LABKIT_CARD"])
+def test_a_wrong_setting_leaves_no_folder(tmp_path: Path, ran: Ran, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    notebook(tmp_path / "notebooks", "00_a", "1")
+    monkeypatch.setenv(name, "foo")
+    with pytest.raises(UserError, match="foo"):
+        course.run(out=tmp_path / "run", notebooks=tmp_path / "notebooks")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), float("nan"), 0.5, -1])
+def test_a_time_limit_that_is_none_is_one_sentence(tmp_path: Path, ran: Ran, timeout: float) -> None:
+    notebook(tmp_path / "notebooks", "00_a", "1")
+    with pytest.raises(UserError, match="a cell may take"):
+        course.run(out=tmp_path / "run", notebooks=tmp_path / "notebooks", timeout=timeout)
+
+
+def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    (tmp_path / "run.json").write_text("before")
+    with pytest.raises(OSError, match="No space"):
+        executing.write_text(tmp_path / "run.json", "after")
+    assert [p.name for p in tmp_path.iterdir()] == ["run.json"] and (tmp_path / "run.json").read_text() == "before"
 
 
 def test_another_machine_or_budget_keeps_nothing(tmp_path: Path, ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
