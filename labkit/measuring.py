@@ -56,10 +56,14 @@ def measure(
     `repeats` bounds the timed steps (0: no time); `trace` adds the attribution pass; `nearest` looks for the largest
     ``batch`` (or ``seq``) that fits when memory runs out; `isolate` measures in a fresh process; `record` writes the
     report to the open lesson's ledger, if a lesson is open.
-    Raises `UserError` for sizes that the experiment does not take and for an impossible budget.
+    Raises `UserError` for sizes that the experiment does not take, for an impossible budget and for a wrong option.
     """
     run = _Run.of(experiment, name, sizes)
     limit = None if budget is None else parse_size(budget)
+    if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 0:
+        raise UserError(f"repeats must be a whole number of at least 0, not {repeats!r}")
+    if card is not None and not isinstance(card, str):
+        raise UserError(f"card must be the name of a preset ({', '.join(machine.PRESETS)}), not {card!r}")
     if on not in (None, "cpu", "cuda"):
         raise UserError(f"on={on!r}: measure runs on 'cuda', on 'cpu', or where it finds itself (None)")
     if on == "cuda" and not machine.has_gpu():
@@ -133,13 +137,18 @@ class _Run:
             raise UserError(
                 f"an experiment is a function of a device that returns step(), not {type(experiment).__name__}"
             )
-        parameters = inspect.signature(experiment).parameters
+        signature = inspect.signature(experiment)
+        parameters = signature.parameters
         anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         names = [p for p in list(parameters)[1:] if parameters[p].kind is not inspect.Parameter.VAR_KEYWORD]
         for size in sizes:
             if not anything and size not in names:
                 takes = f"it takes {', '.join(names)}" if names else "it takes only a device"
                 raise UserError(f"{_name(experiment)} has no size {size!r}: {takes}")
+        try:
+            signature.bind("a device", **sizes)
+        except TypeError as error:
+            raise UserError(f"{_name(experiment)} cannot be called with a device and these sizes: {error}") from None
         defaults = {n: parameters[n].default for n in names if parameters[n].default is not inspect.Parameter.empty}
         settings = {
             k: v for k, v in {**defaults, **sizes}.items() if isinstance(v, (int, float, str, bool, type(None)))

@@ -216,6 +216,15 @@ def test_mistakes_are_one_clear_sentence(card):
         measure(sized(card), budget="9GiB")
     with pytest.raises(UserError, match="on='tpu'"):
         measure(sized(card), on="tpu")
+    with pytest.raises(UserError, match="<lambda> cannot be called with a device .*too many positional"):
+        measure(lambda: 0)
+    with pytest.raises(UserError, match="these sizes: missing a required argument: 'batch'"):
+        measure(lambda device, batch: 0)
+    with pytest.raises(UserError, match="name of a preset .*rtx4090.* not 5"):
+        measure(sized(card), card=5)
+    for repeats in ("a", -3, 2.5, True):
+        with pytest.raises(UserError, match="repeats must be a whole number"):
+            measure(sized(card), repeats=repeats)
 
 
 def test_forget_empties_every_frame_of_a_chain():
