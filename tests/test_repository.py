@@ -227,3 +227,10 @@ def test_the_working_copies_of_a_learner_are_never_overwritten(tmp_path):
     assert (work / "a.ipynb").read_text() == "lesson 1, with my answers"
     assert [(work / f"{name}.ipynb").read_text() for name in "bc"] == ["lesson 2", "lesson 2"]
     assert len(said) == 2 and "yours is kept" in said[0] and "updated" in said[1]
+
+
+def test_the_readme_says_what_the_reference_rows_say():
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "readme.py"), "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
