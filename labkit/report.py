@@ -13,7 +13,7 @@ from typing import Any
 from . import executing, guesses, summary, verdicts
 from .progress import clock, label
 from .results import Ledger, Report
-from .runs import Run, State
+from .runs import Run, State, sound
 from .show import number
 from .stylesheet import CSS
 from .units import UserError, show_bytes, show_seconds
@@ -101,6 +101,7 @@ def _page(folder: Path, run: Run | None, found: dict[str, summary.Summary], noti
 def _head(run: Run | None, found: dict[str, summary.Summary]) -> tuple[str, str, str]:
     begun = next((s.begun for s in found.values() if s.begun), {})
     machine = (run.machine if run else begun.get("machine")) or {}
+    machine = machine if sound(machine) else {}  # a row of a ledger may say anything
     versions = begun.get("versions") or {}
     card = machine.get("card")
     title = card or "No GPU: memory predicted"

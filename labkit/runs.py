@@ -35,6 +35,15 @@ class State:
         return f"{place}: {self.error}"
 
 
+def sound(machine: Any) -> bool:
+    """Whether a machine as a file describes it can be shown: its capability is a pair, its memory a number."""
+    if not isinstance(machine, dict):
+        return False
+    capability, memory = machine.get("capability"), machine.get("memory_bytes")
+    pair = isinstance(capability, (list, tuple)) and len(capability) == 2
+    return (capability is None or pair) and (memory is None or type(memory) in (int, float))
+
+
 def _well_formed(made: State | Run) -> bool:
     """Whether every field holds what its annotation says, as far as the page of a run relies on it."""
     kinds = typing.get_type_hints(type(made))
@@ -48,10 +57,7 @@ def _well_formed(made: State | Run) -> bool:
             return False
     if isinstance(made, State):
         return made.seconds is None or math.isfinite(made.seconds)
-    capability = made.machine.get("capability")
-    pair = isinstance(capability, (list, tuple)) and len(capability) == 2
-    memory = made.machine.get("memory_bytes")
-    return (capability is None or pair) and (memory is None or type(memory) in (int, float))
+    return sound(made.machine)
 
 
 @dataclass(frozen=True)

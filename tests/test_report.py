@@ -218,6 +218,13 @@ def test_interactive_lessons_have_a_page_too(tmp_path: Path) -> None:
     assert "grows linearly" in page_of(tmp_path)[0]
 
 
+@pytest.mark.parametrize("machine", [3, {"card": "x", "capability": 3}, {"card": "x", "memory_bytes": "8"}])
+def test_a_strange_machine_in_a_row_does_not_lose_the_page(tmp_path: Path, machine: Any) -> None:
+    for row in rows():
+        Ledger(tmp_path / "ledger.jsonl").append({**row, **({"machine": machine} if row["kind"] == "begin" else {})})
+    assert "exponent 0.97" in page_of(tmp_path)[0]
+
+
 def test_an_unfinished_run_has_a_page(run: Path) -> None:
     state = json.loads((run / "run.json").read_text())
     state["finished"], state["lessons"][2]["status"] = None, "running"
