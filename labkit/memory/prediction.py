@@ -22,6 +22,7 @@ from .recorder import Recorder
 from .rules import rules
 from .semantics import cuda_semantics
 from .standin import stand_in
+from .threads import alone
 from .tracer import Tracer
 from .workspaces import workspaces
 
@@ -110,7 +111,11 @@ class Run:
         self.starts: list[int] = []  # of each step, in events; the last entry is the end
 
     def play(self, experiment: Callable[..., Any]) -> None:
-        """Build the experiment and run its steps on ghosts."""
+        """Build the experiment and run its steps on ghosts; waits for a prediction in another thread."""
+        with alone():
+            self._play(experiment)
+
+    def _play(self, experiment: Callable[..., Any]) -> None:
         recorder = self.recorder
         semantics = cuda_semantics(self.chip.capability, without=self.without)
         step = None

@@ -7,13 +7,17 @@ it moves to the GPU) is put back when the prediction ends.
 from __future__ import annotations
 
 import random
+import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .ghosts import VALUES_READ, is_ghost
+from .threads import refusing_threads
 
 
 @contextmanager
@@ -22,29 +26,65 @@ def stand_in(notes: dict[str, None]) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(_random_states())
         stack.enter_context(_defaults())
+        stack.enter_context(_autocast())
         stack.enter_context(_models_from_outside())
+        stack.enter_context(_optimizers_from_outside())
         _redirect(stack, notes)
         stack.enter_context(torch.enable_grad())
+        stack.enter_context(refusing_threads())
         yield
 
 
 @contextmanager
 def _random_states() -> Iterator[None]:
     state, python = torch.get_rng_state(), random.getstate()
+    numpy: Any = sys.modules.get("numpy")
+    arrays = numpy.random.get_state() if numpy is not None else None
     try:
         yield
     finally:
         torch.set_rng_state(state)
         random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(arrays)
 
 
 @contextmanager
 def _defaults() -> Iterator[None]:
-    dtype = torch.get_default_dtype()
+    dtype, device = torch.get_default_dtype(), _default_device()
     try:
         yield
     finally:
         torch.set_default_dtype(dtype)
+        if _default_device() is not device:
+            torch.set_default_device(None if device is None else device.device)
+
+
+def _default_device() -> Any:
+    """The context that ``torch.set_default_device`` left; None if it was never called."""
+    return getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _autocast() -> Iterator[None]:
+    """A context that the experiment entered and never left ends with the prediction."""
+    flags = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
+    cache, depth = torch.is_autocast_cache_enabled(), _depth_of_autocast()
+    try:
+        yield
+    finally:
+        for kind, enabled, dtype in flags:
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
+        torch.set_autocast_cache_enabled(cache)
+        for _ in range(_depth_of_autocast() - depth):
+            torch.autocast_decrement_nesting()
+        torch.clear_autocast_cache()
+
+
+def _depth_of_autocast() -> int:
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
 
 
 @contextmanager
@@ -76,6 +116,42 @@ def _models_from_outside() -> Iterator[None]:
                 owner.grad = grad
             else:
                 owner._buffers.update(values)
+
+
+@contextmanager
+def _optimizers_from_outside() -> Iterator[None]:
+    """An optimizer that steps gets back the states of before its first step, and loses those that are ghosts."""
+    saved: dict[int, tuple[Any, dict[Any, Any]]] = {}
+
+    def remember(optimizer: Any, *_: Any) -> None:
+        if id(optimizer) not in saved:
+            states = {p: _real_copy(state) for p, state in optimizer.state.items()}
+            kept = {p: state for p, state in states.items() if state is not None}
+            saved[id(optimizer)] = weakref.ref(optimizer), kept  # weak: its end is an event of the run
+
+    handle = register_optimizer_step_pre_hook(remember)
+    try:
+        yield
+    finally:
+        handle.remove()
+        for reference, states in saved.values():
+            optimizer = reference()
+            if optimizer is not None:
+                optimizer.state.clear()
+                optimizer.state.update(states)
+
+
+def _real_copy(state: dict[str, Any]) -> dict[str, Any] | None:
+    """A copy of an optimizer's `state` of one parameter, step counters included; None if there are ghosts in it."""
+    copy = dict(state)
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor):
+            if value.get_device() == 0 or is_ghost(value):
+                return None
+            if value.dim() == 0:
+                with torch._C._DisableTorchDispatch():
+                    copy[name] = value.clone()
+    return copy
 
 
 def _redirect(stack: ExitStack, notes: dict[str, None]) -> None:

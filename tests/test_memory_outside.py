@@ -1,0 +1,120 @@
+"""What an experiment does beside its own operators: threads, and state that would outlive a prediction."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from labkit import memory
+from labkit.memory import PredictionError
+
+
+def small(device):
+    model = torch.nn.Linear(64, 64).to(device)
+    x = torch.randn(4, 64, device=device)
+    return lambda: model(x).sum().backward()
+
+
+def test_an_operator_in_another_thread_is_refused():
+    def build(device):
+        model = torch.nn.Linear(512, 8).to(device)
+
+        def step():
+            work = threading.Thread(target=lambda: model(torch.randn(4, 512, device=device)).sum().backward())
+            work.start()
+            work.join()
+
+        return step
+
+    start = threading.Thread.start
+    with pytest.raises(PredictionError, match="another thread"):
+        memory.predict(build)
+    assert threading.Thread.start is start
+
+
+def test_work_for_a_pool_is_refused_and_host_tensors_are_not():
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+
+        def on_the_gpu(device):
+            x = torch.randn(8, device=device)
+            return lambda: pool.submit(lambda: x * 2).exception()
+
+        def on_the_host(device):
+            return lambda: pool.submit(lambda: torch.ones(3).sum().item()).result()
+
+        with pytest.raises(PredictionError, match="another thread"):
+            memory.predict(on_the_gpu)
+        assert memory.predict(on_the_host).ok
+
+
+def test_two_predictions_at_once_wait_for_each_other():
+    expected = memory.predict(small).steady
+    with ThreadPoolExecutor(2) as pool:
+        assert [r.steady for r in pool.map(memory.predict, [small] * 4)] == [expected] * 4
+
+
+def test_autocast_left_on_ends_with_the_prediction():
+    def build(device):
+        torch.autocast("cuda", dtype=torch.float16, cache_enabled=False).__enter__()
+        raise KeyError
+
+    def state():
+        kinds = [(torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in ("cpu", "cuda")]
+        depth = torch.autocast_increment_nesting(), torch.autocast_decrement_nesting()
+        return kinds, torch.is_autocast_cache_enabled(), depth
+
+    before = state()
+    with pytest.raises(KeyError):
+        memory.predict(build)
+    assert state() == before
+
+
+def test_default_device_and_numpy_are_as_they_were():
+    def build(device):
+        torch.set_default_device(device)
+        np.random.rand(3)
+        return small(device)
+
+    state = np.random.get_state()[1].tolist(), np.random.get_state()[2]
+    memory.predict(build)
+    assert torch.get_default_device() == torch.device("cpu") and torch.ones(2).tolist() == [1.0, 1.0]
+    assert torch.ones(2).get_device() == -1
+    assert (np.random.get_state()[1].tolist(), np.random.get_state()[2]) == state
+
+
+def test_an_optimizer_from_outside_gets_its_states_back():
+    model = torch.nn.Linear(8, 8)
+    fresh, used = (torch.optim.AdamW(model.parameters(), lr=0.0) for _ in range(2))
+    model(torch.ones(1, 8)).sum().backward()
+    used.step()
+    used.zero_grad()
+    states = {id(p): {k: v.clone() for k, v in s.items()} for p, s in used.state.items()}
+
+    def build(device):
+        moved, x = model.to(device), torch.randn(1, 8, device=device)
+
+        def step():
+            moved(x).sum().backward()
+            fresh.step()
+
+        return step
+
+    assert memory.predict(build).ok
+    assert not fresh.state
+    model(torch.ones(1, 8)).sum().backward()
+    fresh.step()
+    assert all(p.isfinite().all() for p in model.parameters())
+
+    def on_the_host(device):
+        def step():
+            model(torch.ones(1, 8)).sum().backward()
+            used.step()  # counts its steps on the host
+
+        return step
+
+    memory.predict(on_the_host)
+    for p, state in used.state.items():
+        assert torch.equal(state["step"], states[id(p)]["step"])
