@@ -118,3 +118,55 @@ def test_an_optimizer_from_outside_gets_its_states_back():
     memory.predict(on_the_host)
     for p, state in used.state.items():
         assert torch.equal(state["step"], states[id(p)]["step"])
+
+
+# host tensors where tensors of the GPU are expected --------------------------------------------------------------
+
+
+def test_a_tensor_left_on_the_host_is_refused_by_name():
+    def batch(device):
+        model = torch.nn.Linear(512, 8).to(device)
+        return lambda: model(torch.randn(4, 512)).sum().backward()
+
+    def whole_model(device):
+        model = torch.nn.Linear(512, 8)
+        return lambda: model(torch.randn(4, 512, device=device)).sum().backward()
+
+    def in_place(device):
+        return lambda: torch.zeros(4, device=device).add_(torch.ones(4))
+
+    for build, name in ((batch, "addmm"), (whole_model, "addmm"), (in_place, "add_")):
+        with pytest.raises(PredictionError, match=f"same device.*{name}"):
+            memory.predict(build)
+
+
+def test_what_cuda_takes_from_the_host_is_accepted():
+    def build(device):
+        x = torch.randn(4, 8, device=device)
+
+        def step():
+            x.copy_(torch.ones(4, 8))
+            x[torch.tensor([0, 2])] = 1.0
+            return (x[torch.tensor([1, 3])] * torch.tensor(2.0)).sum() + x.cpu().to(device).sum()
+
+        return step
+
+    assert memory.predict(build).ok
+
+
+# operators without a rule ----------------------------------------------------------------------------------------
+
+
+def test_grouped_and_sparse_operators_fail_with_their_names():
+    def grouped(device):
+        weight, x = torch.randn(4, 16, 32, device=device), torch.randn(64, 16, device=device)
+        ends = torch.tensor([16, 32, 48, 64], dtype=torch.int32, device=device)
+        return lambda: torch._grouped_mm(x, weight, offs=ends)
+
+    def sparse(device):
+        table = torch.nn.Embedding(100, 16, sparse=True).to(device)
+        return lambda: table(torch.zeros(4, dtype=torch.long, device=device)).sum().backward()
+
+    for build, name in ((grouped, "_grouped_mm"), (sparse, "sparse")):
+        with pytest.raises(PredictionError, match=f"operator aten.*{name}"):
+            memory.predict(build)

@@ -15,7 +15,7 @@ import torch
 
 from ..units import UserError
 from .recorder import Recorder
-from .schemas import INPLACE, RANDOM, VIEW, first_tensor, kind_of, returned
+from .schemas import INPLACE, MIXING, RANDOM, VIEW, first_tensor, kind_of, returned
 
 GPU = torch.device("cpu:0")
 HOST = torch.device("cpu")
@@ -117,6 +117,8 @@ class Ghosts:
         if first is not None:
             first.__dict__.pop("_values", None)
             if first.get_device() == 0:
+                if func not in MIXING and any(isinstance(x, _Tensor) and x.get_device() and x.dim() for x in args):
+                    raise _not_together(func)
                 plan = self.plan(func, args, kwargs, first)
                 if plan is not None:
                     self._follow_plan(plan, ())
@@ -198,23 +200,24 @@ class Ghosts:
         devices: list[torch.device] = []
         metas = _map(args, devices)
         meta_kwargs = {name: _map((value,), devices)[0] for name, value in kwargs.items()}
+        if GPU in devices and HOST in devices and func not in MIXING:
+            raise _not_together(func)
         wanted = kwargs.get("device")
         if "device" in meta_kwargs or (not devices and any(a.name == "device" for a in func._schema.arguments)):
             meta_kwargs["device"] = META
         meta_kwargs.pop("pin_memory", None)
         try:
             with torch.no_grad():
-                out = func(*metas, **meta_kwargs)
+                spec = _spec(out := func(*metas, **meta_kwargs))
         except NotImplementedError as error:
             raise PredictionError(f"operator {func} has no rule for tensors without data") from error
         except RuntimeError as error:
-            if "Meta" in str(error) or "meta" in str(error):
+            if "Meta" in str(error) or "meta" in str(error) or func.name().startswith("aten::_grouped"):
                 raise PredictionError(
                     f"operator {func} has no rule for tensors without data ({str(error)[:150]})"
                 ) from error
             raise
         device = _common(devices) if wanted is None else (GPU if torch.device(wanted) == GPU else HOST)
-        spec = _spec(out)
         plan = self.plan(func, args, kwargs, out) if device is GPU else None
         return plan, spec, device
 
@@ -292,6 +295,12 @@ def _map(values: Any, devices: list[torch.device]) -> Any:
         else:
             out.append(x)
     return type(values)(out) if isinstance(values, list) else tuple(out)
+
+
+def _not_together(func: Any) -> PredictionError:
+    return PredictionError(
+        f"Expected all tensors to be on the same device: operator {func} got some on the GPU and some on the host"
+    )
 
 
 def _common(devices: list[torch.device]) -> torch.device:

@@ -13,6 +13,18 @@ RANDOM = {
     aten.bernoulli.default, aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default,
     aten.new_empty.default,
 }  # fmt: skip
+# operators that take host tensors next to those on the GPU: indices, lengths, seeds of attention's dropout
+MIXING = {
+    getattr(getattr(aten, name), overload)
+    for name in (
+        "copy_", "copy", "index", "index_put", "index_put_", "_unsafe_index", "_unsafe_index_put", "_index_put_impl_",
+        "_pack_padded_sequence", "_scaled_dot_product_flash_attention_backward",
+        "_scaled_dot_product_efficient_attention_backward", "_scaled_dot_product_cudnn_attention_backward",
+        "_flash_attention_backward", "_efficient_attention_backward", "_cudnn_attention_backward",
+    )
+    if hasattr(aten, name)
+    for overload in getattr(aten, name).overloads()
+}  # fmt: skip
 _SHARING = {aten._unsafe_view.default, aten.detach.default, aten.alias.default, aten.lift_fresh.default,
             aten._reshape_alias.default}  # fmt: skip
 
