@@ -1,5 +1,6 @@
 """What an experiment does beside its own operators: threads, and state that would outlive a prediction."""
 
+import io
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -170,3 +171,54 @@ def test_grouped_and_sparse_operators_fail_with_their_names():
     for build, name in ((grouped, "_grouped_mm"), (sparse, "sparse")):
         with pytest.raises(PredictionError, match=f"operator aten.*{name}"):
             memory.predict(build)
+
+
+# values ----------------------------------------------------------------------------------------------------------
+
+
+def test_random_integers_are_legal_indices_and_said_to_be_assumed():
+    shapes = []
+
+    def build(device):
+        data = torch.randint(0, 5000, (10000,), device=device)
+
+        def step():
+            starts = torch.randint(len(data) - 128, (4,), device=device)
+            shapes.append(torch.stack([data[i : i + 128] for i in starts]).shape)
+            shapes.append(torch.zeros(int(torch.randint(3, 9, (), device=device))).shape)
+
+        return step
+
+    report = memory.predict(build)
+    assert shapes[:2] == [(4, 128), (3,)]
+    assert any(".item()" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("size", [4, 1 << 20])
+def test_everything_is_finite(size):
+    def build(device):
+        y = torch.randn(size, 2, device=device)
+
+        def step():
+            assert torch.isfinite(y).all() and y.view(-1).isfinite().all() and torch.isfinite(y.sum())
+            assert not (~torch.isfinite(y)).any() and not torch.isnan(y).any()
+
+        return step
+
+    assert any(".item()" in note for note in memory.predict(build).notes)
+
+
+def test_lists_of_bfloat16_and_saving():
+    lists = []
+
+    def build(device):
+        y = torch.randn(2, dtype=torch.bfloat16, device=device)
+
+        def step():
+            lists.append((y.tolist(), torch.ones(1, dtype=torch.bfloat16).tolist()))
+
+        return step
+
+    assert memory.predict(build).ok and lists[0] == ([0.0, 0.0], [1.0])
+    with pytest.raises(PredictionError, match=r"torch\.save"):
+        memory.predict(lambda device: lambda: torch.save(torch.ones(2, device=device), io.BytesIO()))

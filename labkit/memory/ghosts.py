@@ -15,7 +15,7 @@ import torch
 
 from ..units import UserError
 from .recorder import Recorder
-from .schemas import INPLACE, MIXING, RANDOM, VIEW, first_tensor, kind_of, returned
+from .schemas import DRAWN, INPLACE, MIXING, RANDOM, VIEW, first_tensor, kind_of, returned
 
 GPU = torch.device("cpu:0")
 HOST = torch.device("cpu")
@@ -108,8 +108,11 @@ class Ghosts:
         if func is aten.convolution.default:
             self.notes[CONVOLUTION] = None
         out = self._build(spec, device) if plan is None else self._planned(spec, plan)
-        if device is GPU and not seen & _UNKNOWN_VALUES and spec[0] == _TENSOR:
-            self._follow(func, args, kwargs, out)
+        if device is GPU and spec[0] == _TENSOR:
+            if func in DRAWN:
+                self._draw(func, args, out)
+            elif not seen & _UNKNOWN_VALUES:
+                self._follow(func, args, kwargs, out)
         return out
 
     def _write(self, func: Any, args: Any, kwargs: Any, first: Any) -> Any:
@@ -140,8 +143,13 @@ class Ghosts:
             out = func(*args, **kwargs)
             if isinstance(base, _Tensor):
                 values = base.__dict__.get("_values")
-                if values is not None and isinstance(out, _Tensor):
-                    out.__dict__["_values"] = func(values, *args[1:], **kwargs)
+                if values is not None:
+                    parts, sure = func(values, *args[1:], **kwargs), not assumed(values)
+                    if isinstance(out, _Tensor):
+                        assume(out, parts, sure=sure)
+                    else:
+                        for item, part in zip(out, parts, strict=True):
+                            assume(item, part, sure=sure)
         return out
 
     def _planned(self, spec: Any, plan: Any) -> Any:
@@ -233,7 +241,18 @@ class Ghosts:
         if any(a is _UNKNOWN for a in real_kwargs.values()):
             return
         with _Disable():
-            out.__dict__["_values"] = func(*real, **real_kwargs)
+            assume(out, func(*real, **real_kwargs), sure=not assumed((real, tuple(real_kwargs.values()))))
+
+    def _draw(self, func: Any, args: Any, out: Any) -> None:
+        """Random integers are the smallest that may be drawn: what begins at one has the length that it has in a run"""
+        if out.dtype.is_floating_point or out.numel() > KNOWN_LIMIT:
+            return
+        with _Disable():
+            if func is aten.randperm.default:
+                assume(out, torch.arange(out.numel(), dtype=out.dtype))
+            else:
+                lowest = args[0] if func is aten.randint.low else 0
+                assume(out, torch.full(out.shape, lowest, dtype=out.dtype))
 
 
 _TENSOR, _SEQUENCE, _PLAIN = 0, 1, 2
@@ -313,6 +332,20 @@ def _spec(out: Any) -> Any:
     if isinstance(out, (tuple, list)):
         return _SEQUENCE, type(out) if type(out) in (tuple, list) else tuple, tuple(_spec(item) for item in out)
     return _PLAIN, out
+
+
+def assume(out: Any, values: torch.Tensor, *, sure: bool = False) -> None:
+    """From here on `values` stand for those of the ghost `out`; who reads them is told, unless they are `sure`."""
+    out.__dict__["_values"] = values
+    if not sure:
+        values.__dict__["_assumed"] = True
+
+
+def assumed(values: Any) -> bool:
+    """Whether `values`, a followed tensor or a nest of such, come from an assumption."""
+    if isinstance(values, _Tensor):
+        return "_assumed" in values.__dict__
+    return isinstance(values, (list, tuple)) and any(assumed(item) for item in values)
 
 
 def _values(x: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .ghosts import _UNKNOWN, VALUES_READ, _values, aten
+from .ghosts import _UNKNOWN, VALUES_READ, _values, assumed, aten
 
 _Disable = torch._C._DisableTorchDispatch
 
@@ -17,6 +17,8 @@ def _scalar(ghosts: Any, func: Any, args: Any, kwargs: Any) -> Any:
     for a log line, the overflow flag of a gradient scaler)."""
     value = _values(args[0])
     if value is not _UNKNOWN:
+        if assumed(value):
+            ghosts.notes[VALUES_READ] = None
         with _Disable():
             return func(value)
     ghosts.notes[VALUES_READ] = None

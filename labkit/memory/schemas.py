@@ -13,6 +13,7 @@ RANDOM = {
     aten.bernoulli.default, aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default,
     aten.new_empty.default,
 }  # fmt: skip
+DRAWN = {aten.randint.low, aten.randint.default, aten.randperm.default, aten.multinomial.default}
 # operators that take host tensors next to those on the GPU: indices, lengths, seeds of attention's dropout
 MIXING = {
     getattr(getattr(aten, name), overload)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .ghosts import VALUES_READ, is_ghost
+from .ghosts import VALUES_READ, PredictionError, assume, is_ghost
 from .threads import refusing_threads
 
 
@@ -190,7 +190,32 @@ def _redirect(stack: ExitStack, notes: dict[str, None]) -> None:
         notes[VALUES_READ] = None
         return np.zeros(tuple(self.shape), dtype=str(self.dtype).removeprefix("torch."))
 
-    show, numpy = torch._tensor_str._str, torch.Tensor.numpy
+    def listed(self: torch.Tensor) -> Any:
+        if self.get_device() != 0 and not is_ghost(self):
+            return tolist(self)
+        import numpy as np
+
+        notes[VALUES_READ] = None
+        zero = False if self.dtype is torch.bool else 0.0 if self.dtype.is_floating_point else 0
+        return np.full(tuple(self.shape), zero).tolist()
+
+    def finite(input: torch.Tensor) -> torch.Tensor:
+        out = isfinite(input)
+        if out.get_device() == 0:  # as in a run that goes well
+            with torch._C._DisableTorchDispatch():
+                assume(out, torch.ones((), dtype=torch.bool).expand(out.shape))
+        return out
+
+    def save(*args: Any, **kwargs: Any) -> None:
+        try:
+            save_to(*args, **kwargs)
+        except RuntimeError as error:
+            if "data pointer" not in str(error):
+                raise
+            raise PredictionError("torch.save got a tensor that only exists in a prediction") from error
+
+    show, numpy, tolist = torch._tensor_str._str, torch.Tensor.numpy, torch.Tensor.tolist
+    isfinite, save_to = torch.isfinite, torch.save
     supported = _foreach_utils._get_foreach_kernels_supported_devices
 
     def foreach_devices() -> list[str]:
@@ -199,7 +224,10 @@ def _redirect(stack: ExitStack, notes: dict[str, None]) -> None:
     for owner, name, value in (
         (torch._tensor_str, "_str", shown),
         (torch.Tensor, "numpy", zeros),
-        (torch.Tensor, "tolist", lambda self: zeros(self).tolist()),
+        (torch.Tensor, "tolist", listed),
+        (torch, "isfinite", finite),
+        (torch.Tensor, "isfinite", finite),
+        (torch, "save", save),
         (_foreach_utils, "_get_foreach_kernels_supported_devices", foreach_devices),
         (torch_optimizer, "_get_foreach_kernels_supported_devices", foreach_devices),
         (autocast_mode.autocast, "__init__", autocast),
