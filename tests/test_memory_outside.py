@@ -1,6 +1,7 @@
 """What an experiment does beside its own operators: threads, and state that would outlive a prediction."""
 
 import io
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -222,3 +223,25 @@ def test_lists_of_bfloat16_and_saving():
     assert memory.predict(build).ok and lists[0] == ([0.0, 0.0], [1.0])
     with pytest.raises(PredictionError, match=r"torch\.save"):
         memory.predict(lambda device: lambda: torch.save(torch.ones(2, device=device), io.BytesIO()))
+
+
+def test_recurrent_layers_are_noted_or_refused():
+    def experiment(kind, device):
+        layer, x = kind(16, 32, batch_first=True).to(device), torch.randn(2, 3, 16, device=device)
+        return lambda: layer(x)[0].sum().backward()
+
+    assert any("LSTM" in note for note in memory.predict(lambda d: experiment(torch.nn.LSTM, d)).notes)
+    for kind, name in ((torch.nn.GRU, "gru"), (torch.nn.RNN, "rnn_tanh")):
+        with pytest.raises(PredictionError, match=name):
+            memory.predict(lambda d, kind=kind: experiment(kind, d))
+        assert kind(16, 32)(torch.ones(3, 16))[0].isfinite().all()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions take notes since Python 3.11")
+def test_an_error_says_that_it_comes_from_a_prediction():
+    def build(device):
+        raise RuntimeError("Tried to instantiate dummy base class Event")
+
+    with pytest.raises(RuntimeError) as caught:
+        memory.predict(build)
+    assert "prediction" in caught.value.__notes__[0]

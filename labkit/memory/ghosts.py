@@ -30,6 +30,7 @@ REAL_LIMIT = 1 << 18  # bytes of a host tensor up to which it is a real one
 
 
 CONVOLUTION = "what cuDNN takes inside a convolution depends on its choice of algorithm and was left out"
+RECURRENT = "what cuDNN takes inside an LSTM (its reserve space) was left out"
 VALUES_READ = "a value that only a run has was read (.item() and the like); the prediction took zero"
 
 

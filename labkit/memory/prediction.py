@@ -49,6 +49,8 @@ def predict(
     first and of the fourth step. Under `budget_bytes` an allocation that does not fit gives a report with status
     ``oom``. `trace` adds the timeline, the holdings at the peak and the peaks by phase. `expandable`: as with
     ``expandable_segments:True``. `stateless` promises that every step does the same, which saves time.
+    Models and tensors that the experiment made and that are kept elsewhere hold nothing but nan or zero afterwards,
+    and cannot be trained.
 
     Raises `PredictionError` when an operator has no rule.
     """
@@ -138,6 +140,10 @@ class Run:
                     start, end = self.starts[-1], len(recorder.events)
                     if self._settled():
                         break
+        except Exception as error:
+            if hasattr(error, "add_note"):  # Python 3.11
+                error.add_note("(in a prediction: no GPU and no values, a stand-in takes the place of both)")
+            raise
         finally:
             step = None
             self.tracer.whereabouts.optimizers.clear()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .ghosts import VALUES_READ, PredictionError, assume, is_ghost
+from .ghosts import RECURRENT, VALUES_READ, PredictionError, assume, is_ghost
 from .threads import refusing_threads
 
 
@@ -214,6 +214,21 @@ def _redirect(stack: ExitStack, notes: dict[str, None]) -> None:
                 raise
             raise PredictionError("torch.save got a tensor that only exists in a prediction") from error
 
+    def lstm(*args: Any, **kwargs: Any) -> Any:
+        notes[RECURRENT] = None
+        return lstm_on(*args, **kwargs)
+
+    def unless_on_gpu(name: str) -> Callable[..., Any]:
+        kernel = getattr(torch._VF, name)
+
+        def layer(input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if input.get_device() == 0:
+                raise PredictionError(f"{name}: what cuDNN's recurrent kernel takes has no rule")
+            return kernel(input, *args, **kwargs)
+
+        return layer
+
+    lstm_on = torch._VF.lstm  # type: ignore[attr-defined]
     show, numpy, tolist = torch._tensor_str._str, torch.Tensor.numpy, torch.Tensor.tolist
     isfinite, save_to = torch.isfinite, torch.save
     supported = _foreach_utils._get_foreach_kernels_supported_devices
@@ -234,6 +249,10 @@ def _redirect(stack: ExitStack, notes: dict[str, None]) -> None:
         (grad_scaler.GradScaler, "__init__", scaler),
         (torch, "compile", compile),
         (torch.nn.Module, "compile", compile_module),
+        (torch._VF, "lstm", lstm),
+        (torch._VF, "gru", unless_on_gpu("gru")),
+        (torch._VF, "rnn_tanh", unless_on_gpu("rnn_tanh")),
+        (torch._VF, "rnn_relu", unless_on_gpu("rnn_relu")),
         (torch.cuda, "synchronize", _nothing),
         (torch.cuda, "empty_cache", _nothing),
         (torch.cuda, "reset_peak_memory_stats", _nothing),
