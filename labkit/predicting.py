@@ -202,8 +202,9 @@ def _text(report: Report, row: dict[str, Any], card: str | None, colour: bool) -
     reserved = [row[key] for key in ("reserved_bytes", "first_step_reserved_bytes") if row.get(key)]
     if reserved and context is not None:
         whole, room = max(reserved) + context, preset.memory_bytes
-        verdict = "fits" if whole <= room else "does not fit"
-        lines.append(f"  with it {show_bytes(whole)}: {verdict} the {show_bytes(room)} of {preset.title}")
+        verdict = f": {'fits' if whole <= room else 'does not fit'} the {show_bytes(room)} of {preset.title}"
+        asked = card is not None or report.budget_bytes is None  # a budget says for itself what must fit where
+        lines.append(f"  with it {show_bytes(whole)}{verdict if asked else ''}")
     if not preset.measured:
         lines.append(f"  predictions for {preset.name} ({preset.sm}) were not checked on a real one")
     return "\n".join(lines)

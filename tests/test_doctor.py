@@ -193,6 +193,9 @@ def test_the_host(monkeypatch):
     monkeypatch.setattr(host, "_meminfo", lambda: (8 * GiB, 1 * GiB))
     assert host.memory().status == "WARN"
     monkeypatch.setattr(fetch, "is_here", lambda name: False)
+    monkeypatch.setattr(fetch, "needed_by", lambda notebooks: [])
+    assert host.models().status == "OK" and "none fetched" in host.models().detail
+    monkeypatch.setattr(fetch, "needed_by", lambda notebooks: ["smollm2-135m"])
     assert host.models().status == "WARN" and host.models().fix == "labkit fetch"
 
 
