@@ -22,6 +22,7 @@ _MODULES = (
     "report",
     "results",
     "timing",
+    "training",
     "units",
 )
 _NAMES = {
@@ -33,6 +34,7 @@ _NAMES = {
     "UserError": "units", "parse_size": "units", "show_bytes": "units", "show_seconds": "units",
     "begin": "lesson", "guess": "lesson", "answer": "lesson", "claim": "lesson", "settle": "lesson", "claims": "lesson",
     "finish": "lesson", "calibration": "lesson",
+    "fact": "facts", "known": "facts", "reference": "facts", "table": "facts", "with_times": "facts",
 }  # fmt: skip
 
 __all__ = sorted([*_MODULES, *_NAMES, "check"])

@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from . import __version__, checks, guesses, machine, places, results, show, verdicts
+from . import __version__, checks, guesses, machine, places, quiet, results, show, verdicts
 from .units import UserError, parse_size, show_bytes
 
 CONFIGURED = "LABKIT_BUDGET"
@@ -84,6 +84,7 @@ def begin(name: str, budget: int | str | None = None) -> Lesson:
     card with less memory lowers it, which is said. Raises `UserError` when the ledger cannot be written.
     """
     global _open
+    quiet.libraries()
     limit, reason = _budget(budget)
     close()
     lesson = Lesson(name, limit, places.results_folder())

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import codecs
-import functools
 import json
 import tempfile
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import quiet
 from .units import UserError
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def config(name: str, **changes: Any) -> PreTrainedConfig:
     `changes` overwrite its fields (``n_layer=2``). Raises `UserError` when there is no such model, or it is not a
     causal language model.
     """
-    _import_quietly()
+    quiet.transformers()
     if name in GPT2_SIZES:
         from transformers import GPT2Config
 
@@ -107,7 +106,7 @@ def causal_lm(
     """
     import torch
 
-    _import_quietly()
+    quiet.transformers()
     from transformers import AutoModelForCausalLM
 
     kwargs: dict[str, Any] = {"dtype": dtype or torch.float32, "attn_implementation": attention}
@@ -140,9 +139,55 @@ def gpt2(name: str = "gpt2", *, attention: str = "eager", **changes: Any) -> Pre
     return causal_lm(configuration, device=torch.get_default_device(), attention=attention)
 
 
-@functools.cache
-def _import_quietly() -> None:
-    """Import transformers; what it imports complains in a notebook, about widgets and its own source."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from transformers import AutoModelForCausalLM, GPT2LMHeadModel  # noqa: F401
+def has(name: str) -> bool:
+    """Whether the pretrained model `name` (``"smollm2-135m"``) is in data/, so that `pretrained` works offline."""
+    from . import fetch
+
+    return fetch.is_here(name)
+
+
+def pretrained(
+    name: str,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    attention: str = "sdpa",
+    **options: Any,
+) -> PreTrainedModel:
+    """The fetched model `name` with its real weights, in `dtype` (float32 unless given), in evaluation mode.
+
+    `options` go to ``from_pretrained`` (``quantization_config``, ``device_map``: `device` is then left to them). Raises
+    `UserError` saying how to fetch it when it is not in data/.
+    """
+    import torch
+
+    from . import fetch
+
+    folder = fetch.path(name)
+    quiet.transformers()
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    if "device_map" not in options and "quantization_config" not in options:
+        options["device_map"] = torch.device(device)
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype or torch.float32, attn_implementation=attention, **options
+        )
+    finally:
+        if bars:
+            logging.enable_progress_bar()
+    return model.eval()
+
+
+def tokenizer(name: str) -> Any:
+    """The tokenizer of the fetched model `name`. Raises `UserError` saying how to fetch it when it is not in data/."""
+    from . import fetch
+
+    folder = fetch.path(name)
+    quiet.transformers()
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)

@@ -159,13 +159,18 @@ def dumps(notebook: Any) -> str:
     return str(nbformat.writes(notebook, version=4)).rstrip("\n") + "\n"
 
 
-def build(lessons: Path, out: Path) -> list[str]:
-    """Make every learner notebook in `out`; write those that changed and remove those without a lesson.
+def build(lessons: Path, out: Path, only: Iterable[str] = ()) -> list[str]:
+    """Make every learner notebook in `out` (or those named in `only`); write those that changed and remove those
+    without a lesson.
 
-    Returns one line for each file touched.
+    Returns one line for each file touched. Raises `UserError` for a name in `only` that is no lesson.
     """
-    done, wanted = [], {}
+    done, wanted, only = [], {}, set(only)
+    for name in sorted(only - {path.stem for path in lessons.glob("*.py")}):
+        raise UserError(f"{name} is no lesson: lessons/ has {', '.join(sorted(p.stem for p in lessons.glob('*.py')))}")
     for path in sorted(lessons.glob("*.py")):
+        if only and path.stem not in only:
+            continue
         wanted[f"{path.stem}.ipynb"] = dumps(learner(master(path)))
     out.mkdir(parents=True, exist_ok=True)
     for name, text in wanted.items():
@@ -176,7 +181,7 @@ def build(lessons: Path, out: Path) -> list[str]:
             partial.replace(target)
             done.append(f"{name}: written")
     for stray in sorted(out.glob("*.ipynb")):
-        if stray.name not in wanted:
+        if not (lessons / f"{stray.stem}.py").is_file():
             stray.unlink()
             done.append(f"{stray.name}: removed, it has no lesson")
     return done
@@ -196,9 +201,10 @@ def drift(lessons: Path, out: Path) -> list[str]:
     return found
 
 
-def problems(lessons: Path) -> list[str]:
-    """What the lessons owe to the lesson contract, one line each."""
-    return [line for path in sorted(lessons.glob("*.py")) for line in contract.problems(master(path), path.stem)]
+def problems(lessons: Path, only: Iterable[str] = ()) -> list[str]:
+    """What the lessons (or those named in `only`) owe to the lesson contract, one line each."""
+    paths = [path for path in sorted(lessons.glob("*.py")) if not only or path.stem in only]
+    return [line for path in paths for line in contract.problems(master(path), path.stem)]
 
 
 def solutions(lessons: Path, folder: Path, only: Iterable[str] = ()) -> list[str]:
@@ -226,7 +232,7 @@ def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit code: 1 for drift, a broken contract or a failing solution."""
     parser = argparse.ArgumentParser(prog="python -m labkit.notebooks", description="Make notebooks/ from lessons/.")
     parser.add_argument("what", nargs="?", default="build", choices=["build", "check", "solutions"])
-    parser.add_argument("lessons", nargs="*", help="for solutions: only these lessons")
+    parser.add_argument("lessons", nargs="*", help="only these lessons (build, solutions)")
     parser.add_argument("--solutions", action="store_const", dest="what", const="solutions", help=argparse.SUPPRESS)
     parser.add_argument("--check", action="store_const", dest="what", const="check", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
@@ -240,8 +246,8 @@ def main(arguments: list[str] | None = None) -> int:
         elif given.what == "check":
             wrong = drift(lessons, out) + problems(lessons)
         else:
-            print("\n".join(build(lessons, out)) or "notebooks/ is up to date")
-            wrong = problems(lessons)
+            print("\n".join(build(lessons, out, given.lessons)) or "notebooks/ is up to date")
+            wrong = problems(lessons, given.lessons)
     except UserError as error:
         print(f"labkit: {error}", file=sys.stderr)
         return 2
