@@ -78,7 +78,7 @@ def test_training_learns_and_evaluation_agrees_with_the_definition() -> None:
     assert seen == [0, 1, 2, 3, 4, 5] and history.steps == 6
     assert history.losses[0] == pytest.approx(math.log(256), rel=1e-6)
     assert history.final(1) < history.losses[0] - 0.3
-    logits = model(blocks).logits[:, :-1].flatten(0, 1)
+    logits = model(blocks).logits.detach()[:, :-1].flatten(0, 1)
     wanted = torch.nn.functional.cross_entropy(logits, blocks[:, 1:].flatten())
     assert training.evaluate(model, blocks, batch=7) == pytest.approx(float(wanted), rel=1e-5)
     assert model.training  # evaluate gave the mode back

@@ -108,6 +108,13 @@ def source_line(reports: Iterable[Report]) -> str:
     return " + ".join(dict.fromkeys(f"{r.source} · {r.card}" for r in reports))
 
 
+def time_source(reports: Iterable[Report]) -> str:
+    """`source_line`, and where the times come from if elsewhere: ``"predicted · h200, times: reference · ..."``."""
+    found = list(reports)
+    borrowed = dict.fromkeys(r.timing.clock for r in found if r.timing and r.timing.clock.startswith("reference"))
+    return source_line(found) + (f", times: {' + '.join(borrowed)}" if borrowed else "")
+
+
 def entitle(ax: Axes, name: str, source: str, pad: float = 5) -> None:
     """Title `ax` with `name` (wrapped to the figure) above where its numbers come from, `pad` points above the axes."""
     lines = textwrap.wrap(name, 56)

@@ -174,8 +174,8 @@ def sweep(
             canvas.legend_below(ax, columns=2)
         ax.grid(axis="y", color="#DDDDDD", linewidth=0.6)
         ax.set_axisbelow(True)
-        canvas.entitle(ax, f"{quantity.label.capitalize()} against {x}", canvas.source_line(everything))
-    where = canvas.source_line(everything)
+        where = canvas.source_line(everything) if in_bytes else canvas.time_source(everything)
+        canvas.entitle(ax, f"{quantity.label.capitalize()} against {x}", where)
     words = canvas.budget_words(everything) if in_bytes else ""
     canvas.describe(ax, f"{quantity.label.capitalize()} against {x} ({where}): {'; '.join(said)}{words}.")
     return ax

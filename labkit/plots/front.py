@@ -71,7 +71,7 @@ def pareto(reports: Iterable[Report], ax: Axes | None = None) -> Axes:
         canvas.legend_below(ax, columns=2)
         for budget in dict.fromkeys(r.budget_bytes for r in found):
             canvas.budget_rule(ax, budget, divisor, largest=max(p[0] for p in points))
-        canvas.entitle(ax, "Memory against time", canvas.source_line(found), pad=16)
+        canvas.entitle(ax, "Memory against time", canvas.time_source(found), pad=16)
         label_points(ax, [(m / divisor, s * factor, name) for (m, s, _), name in zip(points, names, strict=True)])
     said = [f"{r.name} {show_bytes(m)} in {canvas.plain(s * factor)} {time_unit}" for m, s, r in front]
     beaten = [r.name for m, s, r in points if (m, s, r) not in front]
@@ -79,7 +79,7 @@ def pareto(reports: Iterable[Report], ax: Axes | None = None) -> Axes:
     extra += f"; out of memory: {canvas.listing(lost)}" if lost else ""
     extra += f"; not timed: {canvas.listing(untimed)}" if untimed else ""
     canvas.describe(
-        ax, f"Peak memory against time ({canvas.source_line(found)}): the front is {canvas.listing(said)}{extra}."
+        ax, f"Peak memory against time ({canvas.time_source(found)}): the front is {canvas.listing(said)}{extra}."
     )
     return ax
 
