@@ -20,6 +20,9 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tools"))
+from lock import EXTRAS  # noqa: E402
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 CONDA_NAMES = {"pytorch": "torch"}  # where conda-forge has another name
@@ -31,8 +34,9 @@ SYSTEMS = [
 
 
 def requirements():
-    """Every dependency of pyproject.toml, those of the extras too."""
-    lines = PROJECT["dependencies"] + [line for extra in PROJECT["optional-dependencies"].values() for line in extra]
+    """Every dependency of pyproject.toml that is locked: those of the extras too, but for the rare ones."""
+    extras = PROJECT["optional-dependencies"]
+    lines = PROJECT["dependencies"] + [line for extra in EXTRAS for line in extras[extra]]
     return [Requirement(line) for line in lines]
 
 
