@@ -60,16 +60,21 @@ def crude_bytes(recipe: Recipe) -> float:
 
 def measure_once(recipe: Recipe) -> dict:
     """One recipe in this (fresh) process: peaks of the first and of the fourth step."""
+    return {"recipe": recipe.to_dict(), **measure_experiment(recipe.experiment())}
+
+
+def measure_experiment(experiment) -> dict:
+    """The same of any experiment."""
     import torch
 
-    device = torch.device("cuda")
+    device = torch.device("cuda", 0)
     warm_workspaces(device)
     base = torch.cuda.memory_stats()
-    row: dict = {"recipe": recipe.to_dict(), "status": "ok"}
+    row: dict = {"status": "ok"}
     row["base_allocated_bytes"] = base["allocated_bytes.all.current"]
     row["base_reserved_bytes"] = base["reserved_bytes.all.current"]
     try:
-        step = recipe.experiment()(device)
+        step = experiment(device)
         torch.cuda.synchronize()
         row["built_allocated_bytes"] = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
@@ -83,7 +88,7 @@ def measure_once(recipe: Recipe) -> dict:
         losses.append(step())
         row["steady"] = peaks()
         row["shared_card_seconds"] = time.perf_counter() - start
-        row["losses"] = [round(float(loss), 4) for loss in losses]
+        row["losses"] = [round(float(loss), 4) for loss in losses if loss is not None]
     except torch.OutOfMemoryError as error:
         row["status"], row["message"] = "oom", str(error).splitlines()[0][:300]
     return row

@@ -1,6 +1,7 @@
 """A replay of PyTorch's caching allocator: which block each request gets, and so what the three counters show.
 
-The rules and their constants are those of ``c10/cuda/CUDACachingAllocator.cpp`` (PyTorch 2.8 to 2.13), for one stream.
+The rules and their constants are those of ``c10/cuda/CUDACachingAllocator.cpp`` (PyTorch 2.8 to 2.13). Each stream has
+pools of its own.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Block:
     free: bool = False
     before: Block | None = None
     after: Block | None = None
+    stream: int = 0
 
 
 def rounded(nbytes: int) -> int:
@@ -67,23 +69,27 @@ class Allocator:
         self.capacity = capacity_bytes
         self.allocated = self.requested = self.reserved = 0
         self.peak_allocated = self.peak_requested = self.peak_reserved = 0
-        self._pools: tuple[list[tuple[int, int]], list[tuple[int, int]]] = ([], [])  # large, small: (size, address)
+        self._pools: dict[int, tuple[list[tuple[int, int]], list[tuple[int, int]]]] = {0: ([], [])}
+        # by stream: large, small; of each free block (size, address)
         self._blocks: dict[int, Block] = {}  # free blocks by address
         self._driver = _Driver()
 
-    def take(self, nbytes: int) -> Block:
-        """The block for a request of `nbytes`. Raises `OutOfMemory`."""
+    def take(self, nbytes: int, stream: int = 0) -> Block:
+        """The block for a request of `nbytes` on a stream. Raises `OutOfMemory`."""
         size = (nbytes + 511) & -512 or ROUNDING
         small = size <= SMALL
-        pool = self._pools[small]
+        if stream not in self._pools:
+            self._pools[stream] = ([], [])
+        pool = self._pools[stream][small]
         index = bisect_left(pool, (size, 0))
         if index < len(pool):
             block = self._blocks.pop(pool.pop(index)[1])
         else:
             block = self._obtain(size, small, nbytes)
+            block.stream = stream
         rest = block.nbytes - size
         if rest >= (ROUNDING if small else self.least_rest):
-            tail = Block(block.address + size, rest, small, free=True, before=block, after=block.after)
+            tail = Block(block.address + size, rest, small, free=True, before=block, after=block.after, stream=stream)
             if block.after is not None:
                 block.after.before = tail
             block.after, block.nbytes = tail, size
@@ -142,10 +148,10 @@ class Allocator:
     def _cache(self, block: Block) -> None:
         block.free = True
         self._blocks[block.address] = block
-        insort(self._pools[block.small], (block.nbytes, block.address))
+        insort(self._pools[block.stream][block.small], (block.nbytes, block.address))
 
     def _uncache(self, block: Block) -> None:
-        pool = self._pools[block.small]
+        pool = self._pools[block.stream][block.small]
         del pool[bisect_left(pool, (block.nbytes, block.address))]
         del self._blocks[block.address]
 

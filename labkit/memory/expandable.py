@@ -25,6 +25,10 @@ class ExpandableAllocator(Allocator):
             small: [Block((1 + small) * _SPACE, _SPACE, small)] for small in (False, True)
         }  # ranges without memory, by rising address
 
+    def take(self, nbytes: int, stream: int = 0) -> Block:
+        """As `Allocator.take`; one pair of pools stands for those of all streams."""
+        return super().take(nbytes)
+
     def empty_cache(self) -> None:
         """Unmap every whole page that lies in a free block."""
         for block in list(self._blocks.values()):

@@ -70,6 +70,8 @@ class Ghosts:
         device = kwargs.get("device")
         if device is not None and torch.device(device).type == "cuda":  # asked for by name
             kwargs = {**kwargs, "device": GPU}
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}  # the host's memory is not counted, pinned or not
         number = id(func)  # operators live as long as the process, and their own hash is slow
         how = self.known.get(number)
         if how is None:
@@ -197,7 +199,7 @@ class Ghosts:
                     _Ghost, size, stride, 0, None, dtype, torch.strided, device, False, False, None, False, False, None,
                     nbytes,
                 ).detach()  # fmt: skip
-            if device is GPU:
+            if device is GPU and nbytes:  # the allocator has no block for nothing
                 self.recorder.watch(out.untyped_storage(), nbytes)
             return out
         if kind == _SEQUENCE:

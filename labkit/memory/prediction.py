@@ -122,7 +122,7 @@ class Run:
         semantics = cuda_semantics(self.chip.capability, without=self.without)
         step = None
         try:
-            with stand_in(self.ghosts.notes), semantics, self.tracer:
+            with stand_in(self.ghosts), semantics, self.tracer:
                 if "sums" not in self.without:
                     self._accumulation.calibrate()
                 recorder.clear()
@@ -247,12 +247,12 @@ def _hold(allocator: Allocator, fixed: tuple[int, ...]) -> None:
 
 
 def _play(recorder: Recorder, start: int, end: int, allocator: Allocator, blocks: dict[int, Block]) -> int:
-    sizes, events = recorder.sizes, recorder.events
+    sizes, events, stream = recorder.sizes, recorder.events, recorder.streams.get
     for position in range(start, end):
         event = events[position]
         if event >= 0:
             try:
-                blocks[event] = allocator.take(sizes[event])
+                blocks[event] = allocator.take(sizes[event], stream(event, 0))
             except OutOfMemory as error:
                 raise _Ended(position, error) from None
         else:

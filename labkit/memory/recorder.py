@@ -24,7 +24,8 @@ class Recorder:
     ``events`` holds an identity for a birth and its complement (``~identity``) for a death; ``where`` the index into
     ``places`` of each event. ``sizes`` and ``births`` (a place index) are by identity; ``kinds`` names the category
     where it is known for certain, ``owners`` the module that something belongs to wherever it was born.
-    ``marks`` are (label, number of events so far).
+    ``marks`` are (label, number of events so far). ``stream`` is the CUDA stream that memory is asked for on, and
+    ``streams`` that of every identity where it is not the main one (0).
     """
 
     def __init__(self) -> None:
@@ -34,6 +35,8 @@ class Recorder:
         self.births: list[int] = []
         self.kinds: dict[int, str] = {}
         self.owners: dict[int, str] = {}
+        self.streams: dict[int, int] = {}
+        self.stream = 0
         self.marks: list[tuple[str, int]] = []
         self.places: list[Place] = []
         self._index: dict[Place, int] = {}
@@ -61,6 +64,8 @@ class Recorder:
         self.births.append(self.here)
         self.events.append(identity)
         self.where.append(self.here)
+        if self.stream:
+            self.streams[identity] = self.stream
         return identity
 
     def death(self, identity: int) -> None:
@@ -113,6 +118,8 @@ class Recorder:
                 new[event] = self.birth(self.sizes[event])
                 if event in self.kinds:
                     self.kinds[new[event]] = self.kinds[event]
+                if event in self.streams:
+                    self.streams[new[event]] = self.streams[event]
                 if event in self.owners:
                     self.owners[new[event]] = self.owners[event]
             else:
@@ -120,8 +127,10 @@ class Recorder:
 
     def clear(self) -> None:
         """Forget what happened so far; nothing may be alive."""
-        for record in (self.events, self.where, self.sizes, self.births, self.kinds, self.owners, self.marks):
+        for record in (self.events, self.where, self.sizes, self.births, self.marks):
             record.clear()
+        for names in (self.kinds, self.owners, self.streams):
+            names.clear()
         self._alive.clear()
         self.by_pointer.clear()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from . import quantised
 from .ghosts import _UNKNOWN, VALUES_READ, _values, assumed, aten
 
 _Disable = torch._C._DisableTorchDispatch
@@ -86,10 +87,4 @@ def rules() -> dict[Any, Callable[..., Any]]:
         packet = getattr(torch.ops.profiler, name, None)
         for overload in packet.overloads() if packet is not None else ():
             table[getattr(packet, overload)] = _native
-    try:
-        import bitsandbytes  # noqa: F401
-    except ImportError:
-        return table
-    for name in ("optimizer_update_32bit", "optimizer_update_8bit_blockwise"):
-        table[getattr(torch.ops.bitsandbytes, name).default] = _nothing
-    return table
+    return table | quantised.rules()

@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from .ghosts import RECURRENT, VALUES_READ, PredictionError, assume, is_ghost
+from . import streams
+from .ghosts import RECURRENT, VALUES_READ, Ghosts, PredictionError, assume, is_ghost
+from .libraries import informed
 from .threads import refusing_threads
 
 
 @contextmanager
-def stand_in(notes: dict[str, None]) -> Iterator[None]:
+def stand_in(ghosts: Ghosts) -> Iterator[None]:
     """Inside the block the process behaves as if the stand-in were its GPU; afterwards it is as it was."""
     with ExitStack() as stack:
         stack.enter_context(_random_states())
@@ -29,7 +31,8 @@ def stand_in(notes: dict[str, None]) -> Iterator[None]:
         stack.enter_context(_autocast())
         stack.enter_context(_models_from_outside())
         stack.enter_context(_optimizers_from_outside())
-        _redirect(stack, notes)
+        _redirect(stack, ghosts)
+        stack.enter_context(informed(ghosts))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(refusing_threads())
         yield
@@ -124,7 +127,7 @@ def _optimizers_from_outside() -> Iterator[None]:
     saved: dict[int, tuple[Any, dict[Any, Any]]] = {}
 
     def remember(optimizer: Any, *_: Any) -> None:
-        if id(optimizer) not in saved:
+        if id(optimizer) not in saved and hasattr(optimizer, "state"):
             states = {p: _real_copy(state) for p, state in optimizer.state.items()}
             kept = {p: state for p, state in states.items() if state is not None}
             saved[id(optimizer)] = weakref.ref(optimizer), kept  # weak: its end is an event of the run
@@ -154,12 +157,13 @@ def _real_copy(state: dict[str, Any]) -> dict[str, Any] | None:
     return copy
 
 
-def _redirect(stack: ExitStack, notes: dict[str, None]) -> None:
-    """``torch.autocast("cuda")``, ``GradScaler("cuda")``, synchronisation, and ``torch.compile``."""
+def _redirect(stack: ExitStack, ghosts: Ghosts) -> None:
+    """``torch.autocast("cuda")``, ``GradScaler("cuda")``, streams, synchronisation, and ``torch.compile``."""
     from torch.amp import autocast_mode, grad_scaler
     from torch.optim import optimizer as torch_optimizer
     from torch.utils import _foreach_utils
 
+    notes = ghosts.notes
     autocast_init, scaler_init = autocast_mode.autocast.__init__, grad_scaler.GradScaler.__init__
 
     def autocast(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -257,6 +261,7 @@ def _redirect(stack: ExitStack, notes: dict[str, None]) -> None:
         (torch.cuda, "empty_cache", _nothing),
         (torch.cuda, "reset_peak_memory_stats", _nothing),
         (torch.cpu, "synchronize", _nothing),
+        *streams.patches(ghosts.recorder, notes),
     ):
         _replace(stack, owner, name, value)
 

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..results import Holding, Timeline
 from . import attribution
 from .recorder import Recorder
-from .whereabouts import Whereabouts, found_in
+from .whereabouts import Whereabouts, found_in, states_of
 
 
 class Tracer(TorchDispatchMode):
@@ -72,7 +72,7 @@ class Tracer(TorchDispatchMode):
                 recorder.name((parameter.grad,), "gradient", path)
             recorder.name(module.buffers(recurse=False), "parameter", path)
         for optimizer in self.whereabouts.optimizers:
-            for state in list(optimizer.state.values()):
+            for state in states_of(optimizer):
                 recorder.name((v for v in state.values() if isinstance(v, torch.Tensor)), "optimizer state")
 
     def begin_step(self) -> None:
@@ -144,7 +144,7 @@ class Tracer(TorchDispatchMode):
                     self._see(buffer)
             recorder.here = recorder.place("optimizer", "")
             for optimizer in self.whereabouts.optimizers:
-                for state in list(optimizer.state.values()):
+                for state in states_of(optimizer):
                     self._see(tuple(v for v in state.values() if isinstance(v, torch.Tensor)))
             recorder.here = recorder.place("build", "")
             for thing in gc.get_objects():

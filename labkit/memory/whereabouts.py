@@ -145,6 +145,11 @@ class Whereabouts:
         self.update()
 
 
+def states_of(optimizer: Any) -> list[dict[str, Any]]:
+    """The states that an optimizer keeps of each parameter; some wrap others and have none of their own."""
+    return [state for state in getattr(optimizer, "state", {}).values() if isinstance(state, dict)]
+
+
 def found_in(step: Callable[..., Any], kinds: tuple[type, ...], depth: int = 4) -> list[tuple[str, Any]]:
     """Objects of `kinds` that a step function holds in its closure, its globals, defaults, bound object or nested
     functions, with the names they have there."""

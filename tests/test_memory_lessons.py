@@ -1,0 +1,150 @@
+"""What the lessons' experiments use beside PyTorch's plain step: streams, offloading, quantised layers and states."""
+
+import sys
+
+import pytest
+import torch
+
+from labkit import memory
+from labkit.units import MiB
+
+HELD = 65 * MiB  # cuBLAS workspaces on an H200
+
+
+def linears(device, depth=4, width=1024):
+    return torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(depth))).to(device)
+
+
+# streams ---------------------------------------------------------------------------------------------------------
+
+
+def test_streams_and_events_can_be_used_and_are_gone_afterwards():
+    before = torch.cuda.Stream, torch.cuda.stream, torch.Tensor.record_stream
+
+    def build(device):
+        side = torch.cuda.Stream(device)
+        x = torch.randn(1024, 1024, device=device)
+
+        def step():
+            assert torch.cuda.current_stream() == torch.cuda.default_stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                assert torch.cuda.current_stream() is side
+                host = torch.empty(1024, 1024, pin_memory=True)
+                host.copy_(x, non_blocking=True)
+                x.record_stream(side)
+                event = side.record_event()
+            assert event.query() and torch.cuda.current_stream() is not side
+            torch.cuda.current_stream().wait_event(event)
+            event.synchronize()
+
+        return step
+
+    report = memory.predict(build)
+    assert report.steady.requested_bytes == HELD + 4 * MiB  # the copy on the host is not counted
+    assert any("record_stream" in note for note in report.notes)
+    assert (torch.cuda.Stream, torch.cuda.stream, torch.Tensor.record_stream) == before
+
+
+def test_each_stream_has_memory_of_its_own():
+    """A block given back on one stream does not serve a request on another: the allocator's pools are per stream."""
+
+    def build(device, apart):
+        side = torch.cuda.Stream()
+
+        def step():
+            first = torch.empty(64 * MiB, dtype=torch.uint8, device=device)
+            del first
+            with torch.cuda.stream(side if apart else torch.cuda.current_stream()):
+                torch.empty(64 * MiB, dtype=torch.uint8, device=device)
+
+        return step
+
+    together, apart = (memory.predict(lambda d, a=a: build(d, a)).steady for a in (False, True))
+    assert apart.allocated_bytes == together.allocated_bytes
+    assert apart.reserved_bytes == together.reserved_bytes + 64 * MiB
+
+
+# torchao ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gradients", [False, True])
+def test_an_optimizer_on_the_host_takes_states_off_the_card(gradients):
+    pytest.importorskip("torchao")
+
+    def build(device, away):
+        model, x = linears(device), torch.randn(4, 1024, device=device)
+        if away:
+            from torchao.optim import CPUOffloadOptimizer
+
+            optimizer = CPUOffloadOptimizer(model.parameters(), torch.optim.AdamW, offload_gradients=gradients)
+        else:
+            optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+
+        def step():
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    here, away = (memory.predict(lambda d, a=a: build(d, a)) for a in (False, True))
+    weights = 4 * 4 * MiB
+    saved = 2 * weights + (2 * 4 * MiB if gradients else 0)
+    assert here.steady.requested_bytes - away.steady.requested_bytes >= saved
+    assert "optimizer state" not in away.held_by()
+    if "torchao.optim.cpu_offload" in sys.modules:
+        assert sys.modules["torchao.optim.cpu_offload"].get_available_devices()[-1] != "cuda"
+
+
+# bitsandbytes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_paged_states_do_not_count_and_the_report_says_so(recwarn):
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+
+    def build(device, name):
+        model, x = linears(device), torch.randn(4, 1024, device=device)
+        optimizer = getattr(bitsandbytes.optim, name)(model.parameters())
+
+        def step():
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    plain, paged = (memory.predict(lambda d, n=n: build(d, n)) for n in ("AdamW8bit", "PagedAdamW8bit"))
+    assert plain.steady.requested_bytes - paged.steady.requested_bytes == 4 * 2 * MiB
+    assert any("managed memory" in note for note in paged.notes) and not plain.notes
+    assert not recwarn
+
+
+@pytest.mark.slow
+def test_quantised_layers_hold_their_bits_and_can_be_trained_through():
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    width = 1024
+
+    def build(device, bits):
+        make = {8: bitsandbytes.nn.Linear8bitLt, 4: bitsandbytes.nn.Linear4bit}[bits]
+        how = {"has_fp16_weights": False, "threshold": 6.0} if bits == 8 else {"compute_dtype": torch.float16}
+        layers = [make(width, width, bias=False, **how) for _ in range(4)]
+        for layer in layers:
+            layer.weight.requires_grad_(False)
+        model = torch.nn.Sequential(*layers).to(device)
+        x = torch.randn(256, width, device=device, dtype=torch.float16, requires_grad=True)
+
+        def step():
+            model(x).sum().backward()
+            x.grad = None
+
+        return step
+
+    eight, four = (memory.predict(lambda d, b=b: build(d, b)) for b in (8, 4))
+    one = width * width
+    assert 4 * one <= eight.held_by()["parameter"] < 4 * one * 1.02
+    assert 2 * one <= four.held_by()["parameter"] < 2 * one * 1.02
+    assert eight.steady.requested_bytes > HELD + 4 * one + 256 * width * (2 + 4)  # the int32 sums of the product
+    assert any("outliers" in note for note in eight.notes)
