@@ -41,7 +41,7 @@ import torch
 from torch.utils import benchmark
 
 import labkit as lab
-from labkit import places, show
+from labkit import show
 from labkit.doctor.card import OLDEST_DRIVER, WHEELS  # from NVIDIA's and PyTorch's tables
 from labkit.memory.allocator import Allocator
 from labkit.plots import canvas
@@ -114,20 +114,9 @@ def fact(name, value, unit, source=clock, **more):
     return lesson.write("fact", name=name, value=value, unit=unit, **where, **more)
 
 
-KNOWN = []  # facts that real cards wrote, where there is no card here
-MEASURED = ("fact", lesson.name, "measured")
-for file in (
-    [] if machine.card else sorted((places.home() / "data" / "reference").glob("*.jsonl"))
-):
-    for row in lab.Ledger(file):
-        if (row.get("kind"), row.get("lesson"), row.get("source")) == MEASURED:
-            KNOWN.append(row)
-
-
 def reference(name):
-    """The number as real cards wrote it, the latest of each card."""
-    latest = {(row["card"], row.get("what")): row for row in KNOWN if row["name"] == name}
-    return [{**row, "label": f"reference · {row['card']}"} for row in latest.values()]
+    """The number as real cards wrote it, the latest of each card; nothing where a card is at hand."""
+    return [] if machine.card else lab.reference(name)
 
 
 def of_a_card(name, value, unit):

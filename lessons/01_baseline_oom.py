@@ -23,24 +23,12 @@ import torch
 from IPython.display import display
 
 import labkit as lab
-from labkit import places
 
 lesson = lab.begin("01_baseline_oom")
 BUDGET = lesson.budget  # bytes that PyTorch may take from the card
 on_card = lab.device().type == "cuda"
 MiB, GiB = 2**20, 2**30
 show = lab.show_bytes  # 1536 MiB -> "1.50 GiB"
-
-
-def reference(kind, name):
-    """The latest row of that kind and name that a real card wrote in this lesson; None if there is none."""
-    wanted = (kind, name, lesson.name, "measured")
-    rows = []
-    for file in sorted((places.home() / "data" / "reference").glob("lessons-*.jsonl")):
-        rows += lab.Ledger(file).rows()
-    rows = [r for r in rows if (r["kind"], r.get("name"), r["lesson"], r["source"]) == wanted]
-    return rows[-1] if rows else None
-
 
 # %% [markdown]
 # ## Claims
@@ -161,7 +149,7 @@ if oom.failure:
         "a result inside the MLP": 4 * 8 * 1024 * 4 * 768,
         "what goes from block to block": 4 * 8 * 1024 * 768,
     }
-    known = None if on_card else reference("report", oom.name)
+    known = next(iter(lab.reference(oom.name, kind="report")), None) if not on_card else None
     if known and known["failure"]:
         print(f"reference, {known['card']}, budget {show(known['budget_bytes'])}:")
     sentence = known["failure"]["message"] if known and known["failure"] else failed.message
@@ -600,7 +588,7 @@ else:
         "What they would count is the step in the figures above."
     )
     for name in ("line profiler", "memory_summary"):
-        known = reference("fact", name)
+        known = next(iter(lab.reference(name)), None)
         if known:
             rows = [
                 line
@@ -614,7 +602,7 @@ else:
 #
 # The formulas say how: every term with b is linear in the batch, and only the attention probabilities have s². SDPA
 # (scaled dot product attention) is PyTorch's fused attention: one program on the card that never writes the s x s
-# probabilities to memory; lesson 06 (planned) is about it. Guess first. Both figures count requested bytes.
+# probabilities to memory; [lesson 06](06_attention.ipynb) is about it. Guess first. Both figures count requested bytes.
 
 # %% name="guess-growth"
 lab.guess(
@@ -1050,7 +1038,7 @@ lab.settle("accumulation", measured=said, verdict=verdict)
 #
 # **Out of memory at batch 1, and accumulation does not help.** It cannot go below one sequence. Shorten the sequence,
 # drop the s² (SDPA), recompute activations, cut the loss into chunks, or shrink the optimizer's state (lessons 06, 03,
-# 08 and 04, planned).
+# 08 and 04).
 #
 # **Training fits, evaluation runs out.** Logits of the whole validation set are being collected: 4 s V bytes for each
 # sequence, 196 MiB for 1024 tokens of GPT-2's vocabulary. Keep the loss of each batch, not its logits, and run under
@@ -1310,7 +1298,8 @@ lab.check.words(
 # 3. Look at *who is alive*, not at who asked last. Accumulation cures a batch that is too large, never a sequence or
 #    a model that is.
 #
-# Next, planned: lesson 02, mixed precision. Where the memory went in this run, and what became of the claims:
+# Next: [lesson 02](02_mixed_precision.ipynb), mixed precision. Where the memory went in this run, and what
+# became of the claims:
 
 # %% name="finish"
 print(f"{small.name}, peak {show(peak)} ({small.source}):")
