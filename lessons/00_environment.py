@@ -115,7 +115,7 @@ def fact(name, value, unit, source=clock, **more):
 
 
 def reference(name):
-    """The number as real cards wrote it, the latest of each card; nothing where a card is at hand."""
+    """The number as real cards wrote it, the latest of each; nothing with a card here."""
     return [] if machine.card else lab.reference(name)
 
 
