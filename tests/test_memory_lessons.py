@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from labkit import memory
-from labkit.units import MiB
+from labkit.recipes import Recipe
+from labkit.units import GiB, MiB, UserError
 
 HELD = 65 * MiB  # cuBLAS workspaces on an H200
 
@@ -148,3 +149,24 @@ def test_quantised_layers_hold_their_bits_and_can_be_trained_through():
     assert 2 * one <= four.held_by()["parameter"] < 2 * one * 1.02
     assert eight.steady.requested_bytes > HELD + 4 * one + 256 * width * (2 + 4)  # the int32 sums of the product
     assert any("outliers" in note for note in eight.notes)
+
+
+# on a card's own dispatcher ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "amp-fp16", "amp-bf16", "bf16"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_cudas_dispatcher_leads_to_the_same_peaks(precision, attention):
+    """Tensors without data on the device cuda:0: PyTorch itself chooses operators and casts there."""
+    recipe = Recipe.of(batch=2, seq=256, precision=precision, attention=attention, checkpoint=1)
+    here = memory.predict(recipe.experiment(), card="h200")
+    there = memory.predict(recipe.experiment(), card="h200", on_fake_cuda=True)
+    assert (here.first, here.steady) == (there.first, there.steady)
+    assert torch.cuda.memory_allocated() < GiB  # nothing of it was really made
+
+
+def test_the_check_on_cuda_needs_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="needs a GPU"):
+        memory.predict(Recipe.of(batch=1, seq=32).experiment(), on_fake_cuda=True)

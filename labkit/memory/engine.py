@@ -45,7 +45,7 @@ class Accumulation:
         old, new = args
         if not isinstance(old, torch.Tensor) or not isinstance(new, torch.Tensor):
             return NotImplemented
-        if old.shape != new.shape or old.dtype is not new.dtype or old.device != GPU:
+        if old.shape != new.shape or old.dtype is not new.dtype or old.get_device() != 0:
             return NotImplemented
         node = torch._C._current_autograd_node()
         if node is None or isinstance(node, torch.autograd.function.BackwardCFunction):

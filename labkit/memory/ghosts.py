@@ -50,12 +50,19 @@ class Ghosts:
     """Results of operators on ghosts, with the births that the operator would cause on the GPU.
 
     ``plan(func, args, kwargs, out)`` says what else an operator's kernel allocates, and when (see kernels.py). `cache`
-    keeps the shapes of results by the shapes of arguments.
+    keeps the shapes of results by the shapes of arguments. `gpu` is the device that ghosts on the GPU say they are on:
+    the stand-in, or a real card's, whose dispatcher then chooses the operators.
     """
 
     def __init__(
-        self, recorder: Recorder, rules: dict[Any, Callable[..., Any]], plan: Callable[..., Any], cache: dict[Any, Any]
+        self,
+        recorder: Recorder,
+        rules: dict[Any, Callable[..., Any]],
+        plan: Callable[..., Any],
+        cache: dict[Any, Any],
+        gpu: torch.device = GPU,
     ):
+        self.gpu = gpu
         self.recorder = recorder
         self.rules = rules
         self.plan = plan
@@ -194,9 +201,10 @@ class Ghosts:
         kind = spec[0]
         if kind == _TENSOR:
             _, size, stride, dtype, nbytes = spec
+            place = self.gpu if device is GPU else device
             with _Disable():
                 out = _wrapper(
-                    _Ghost, size, stride, 0, None, dtype, torch.strided, device, False, False, None, False, False, None,
+                    _Ghost, size, stride, 0, None, dtype, torch.strided, place, False, False, None, False, False, None,
                     nbytes,
                 ).detach()  # fmt: skip
             if device is GPU and nbytes:  # the allocator has no block for nothing
@@ -300,10 +308,10 @@ def lay_to_rest() -> None:
     import gc
 
     for thing in gc.get_objects():
-        if type(thing) in (_Tensor, torch.nn.Parameter) and thing.is_cpu and is_ghost(thing):
+        if type(thing) in (_Tensor, torch.nn.Parameter) and thing.device.type in ("cpu", "cuda") and is_ghost(thing):
             value = float("nan") if thing.dtype.is_floating_point else 0
             with torch.no_grad():
-                thing.data = torch.full((), value, dtype=thing.dtype).expand(thing.shape)
+                thing.data = torch.full((), value, dtype=thing.dtype, device=thing.device).expand(thing.shape)
 
 
 def _map(values: Any, devices: list[torch.device]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from .. import machine
 from ..results import Failure, Holding, Peaks, Report, Timeline
+from ..units import UserError
 from . import attribution
 from .allocator import Allocator, Block, OutOfMemory
 from .engine import Accumulation
@@ -42,6 +44,7 @@ def predict(
     trace: bool = True,
     expandable: bool = False,
     stateless: bool = False,
+    on_fake_cuda: bool = False,
 ) -> Report:
     """The memory that `experiment` would use on `card`, without a GPU.
 
@@ -49,13 +52,17 @@ def predict(
     first and of the fourth step. Under `budget_bytes` an allocation that does not fit gives a report with status
     ``oom``. `trace` adds the timeline, the holdings at the peak and the peaks by phase. `expandable`: as with
     ``expandable_segments:True``. `stateless` promises that every step does the same, which saves time.
+    `on_fake_cuda` needs a GPU: tensors without data on the device ``cuda:0``, so that PyTorch's own dispatcher decides
+    what CUDA runs; nothing is computed there. It serves to check the prediction without a GPU, operator by operator.
     Models and tensors that the experiment made and that are kept elsewhere hold nothing but nan or zero afterwards,
     and cannot be trained.
 
-    Raises `PredictionError` when an operator has no rule.
+    Raises `PredictionError` when an operator has no rule, `UserError` for `on_fake_cuda` without a GPU.
     """
     preset = machine.preset(card)
-    run = Run(chip(preset.name, preset.capability), stateless=stateless)
+    if on_fake_cuda and not machine.has_gpu():
+        raise UserError("on_fake_cuda needs a GPU: PyTorch finds no CUDA card here")
+    run = Run(chip(preset.name, preset.capability), stateless=stateless, on_fake_cuda=on_fake_cuda)
     run.play(experiment)
     return report(run, preset, budget_bytes=budget_bytes, name=name or getattr(experiment, "__name__", "experiment"),
                   trace=trace, expandable=expandable)  # fmt: skip
@@ -96,8 +103,16 @@ class Run:
     (``autocast``, ``dropout``, ``attention``, ``sums``, ``kernels``), to see what each is worth.
     """
 
-    def __init__(self, chip: Chip, *, stateless: bool = False, without: frozenset[str] = frozenset()):
+    def __init__(
+        self,
+        chip: Chip,
+        *,
+        stateless: bool = False,
+        without: frozenset[str] = frozenset(),
+        on_fake_cuda: bool = False,
+    ):
         self.chip = chip
+        self.on_fake_cuda = on_fake_cuda
         self.stateless = stateless
         self.without = without
         self.recorder = Recorder()
@@ -106,7 +121,9 @@ class Run:
         if "sums" in without:
             del table[aten.add.Tensor]
         plans = _no_plan if "kernels" in without else partial(plan, chip=chip)
-        self.ghosts = Ghosts(self.recorder, table, plans, _shapes(chip, "kernels" in without))
+        gpu = torch.device("cuda", 0) if on_fake_cuda else GPU
+        cache = _shapes(chip, "kernels" in without, on_fake_cuda)
+        self.ghosts = Ghosts(self.recorder, table, plans, cache, gpu)
         self.ghosts.held["cublasLt", False] = -1  # the main thread's is there from the start
         self.tracer = Tracer(run=self.ghosts.run, recorder=self.recorder)
         self.tokens: int | None = None
@@ -119,14 +136,17 @@ class Run:
 
     def _play(self, experiment: Callable[..., Any]) -> None:
         recorder = self.recorder
-        semantics = cuda_semantics(self.chip.capability, without=self.without)
+        if self.on_fake_cuda:
+            semantics: AbstractContextManager[None] = nullcontext()
+        else:
+            semantics = cuda_semantics(self.chip.capability, without=self.without)
         step = None
         try:
-            with stand_in(self.ghosts), semantics, self.tracer:
+            with stand_in(self.ghosts, cuda=self.on_fake_cuda), semantics, self.tracer:
                 if "sums" not in self.without:
                     self._accumulation.calibrate()
                 recorder.clear()
-                step = experiment(GPU)
+                step = experiment(self.ghosts.gpu)
                 if not callable(step):
                     raise PredictionError("the experiment must return its step function")
                 self.tracer.adopt(step, survey=False)
@@ -167,7 +187,7 @@ class Run:
 
 
 @lru_cache
-def _shapes(chip: Chip, bare: bool) -> dict[Any, Any]:
+def _shapes(chip: Chip, bare: bool, on_fake_cuda: bool = False) -> dict[Any, Any]:
     """Shapes of results by the shapes of arguments: facts that hold from one prediction to the next."""
     return {}
 

@@ -23,16 +23,21 @@ from .threads import refusing_threads
 
 
 @contextmanager
-def stand_in(ghosts: Ghosts) -> Iterator[None]:
-    """Inside the block the process behaves as if the stand-in were its GPU; afterwards it is as it was."""
+def stand_in(ghosts: Ghosts, *, cuda: bool = False) -> Iterator[None]:
+    """Inside the block the process behaves as if the stand-in were its GPU; afterwards it is as it was.
+
+    `cuda`: ghosts are on a real card's device, so that calls meant for CUDA stay what they are.
+    """
     with ExitStack() as stack:
         stack.enter_context(_random_states())
         stack.enter_context(_defaults())
         stack.enter_context(_autocast())
         stack.enter_context(_models_from_outside())
         stack.enter_context(_optimizers_from_outside())
-        _redirect(stack, ghosts)
-        stack.enter_context(informed(ghosts))
+        _answer(stack, ghosts)
+        if not cuda:
+            _redirect(stack, ghosts)
+            stack.enter_context(informed(ghosts))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(refusing_threads())
         yield
@@ -157,22 +162,9 @@ def _real_copy(state: dict[str, Any]) -> dict[str, Any] | None:
     return copy
 
 
-def _redirect(stack: ExitStack, ghosts: Ghosts) -> None:
-    """``torch.autocast("cuda")``, ``GradScaler("cuda")``, streams, synchronisation, and ``torch.compile``."""
-    from torch.amp import autocast_mode, grad_scaler
-    from torch.optim import optimizer as torch_optimizer
-    from torch.utils import _foreach_utils
-
+def _answer(stack: ExitStack, ghosts: Ghosts) -> None:
+    """Calls that ask for values, and ``torch.compile``."""
     notes = ghosts.notes
-    autocast_init, scaler_init = autocast_mode.autocast.__init__, grad_scaler.GradScaler.__init__
-
-    def autocast(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
-        if device_type in ("cuda", "cpu"):
-            device_type, dtype = "cpu", torch.float16 if dtype is None else dtype  # CUDA's default
-        autocast_init(self, device_type, dtype, *args, **kwargs)
-
-    def scaler(self: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
-        scaler_init(self, "cpu" if device == "cuda" else device, *args, **kwargs)
 
     def compile(model: Any = None, **_: Any) -> Any:
         notes["torch.compile was left out: a compiled step usually needs less memory than this prediction"] = None
@@ -218,6 +210,38 @@ def _redirect(stack: ExitStack, ghosts: Ghosts) -> None:
                 raise
             raise PredictionError("torch.save got a tensor that only exists in a prediction") from error
 
+    show, numpy, tolist = torch._tensor_str._str, torch.Tensor.numpy, torch.Tensor.tolist
+    isfinite, save_to = torch.isfinite, torch.save
+    for owner, name, value in (
+        (torch._tensor_str, "_str", shown),
+        (torch.Tensor, "numpy", zeros),
+        (torch.Tensor, "tolist", listed),
+        (torch, "isfinite", finite),
+        (torch.Tensor, "isfinite", finite),
+        (torch, "save", save),
+        (torch, "compile", compile),
+        (torch.nn.Module, "compile", compile_module),
+    ):
+        _replace(stack, owner, name, value)
+
+
+def _redirect(stack: ExitStack, ghosts: Ghosts) -> None:
+    """``torch.autocast("cuda")``, ``GradScaler("cuda")``, streams and synchronisation."""
+    from torch.amp import autocast_mode, grad_scaler
+    from torch.optim import optimizer as torch_optimizer
+    from torch.utils import _foreach_utils
+
+    notes = ghosts.notes
+    autocast_init, scaler_init = autocast_mode.autocast.__init__, grad_scaler.GradScaler.__init__
+
+    def autocast(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
+        if device_type in ("cuda", "cpu"):
+            device_type, dtype = "cpu", torch.float16 if dtype is None else dtype  # CUDA's default
+        autocast_init(self, device_type, dtype, *args, **kwargs)
+
+    def scaler(self: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
+        scaler_init(self, "cpu" if device == "cuda" else device, *args, **kwargs)
+
     def lstm(*args: Any, **kwargs: Any) -> Any:
         notes[RECURRENT] = None
         return lstm_on(*args, **kwargs)
@@ -233,26 +257,16 @@ def _redirect(stack: ExitStack, ghosts: Ghosts) -> None:
         return layer
 
     lstm_on = torch._VF.lstm  # type: ignore[attr-defined]
-    show, numpy, tolist = torch._tensor_str._str, torch.Tensor.numpy, torch.Tensor.tolist
-    isfinite, save_to = torch.isfinite, torch.save
     supported = _foreach_utils._get_foreach_kernels_supported_devices
 
     def foreach_devices() -> list[str]:
         return [*supported(), "cpu"]  # so that optimizers choose as they do on CUDA when nothing is asked for
 
     for owner, name, value in (
-        (torch._tensor_str, "_str", shown),
-        (torch.Tensor, "numpy", zeros),
-        (torch.Tensor, "tolist", listed),
-        (torch, "isfinite", finite),
-        (torch.Tensor, "isfinite", finite),
-        (torch, "save", save),
         (_foreach_utils, "_get_foreach_kernels_supported_devices", foreach_devices),
         (torch_optimizer, "_get_foreach_kernels_supported_devices", foreach_devices),
         (autocast_mode.autocast, "__init__", autocast),
         (grad_scaler.GradScaler, "__init__", scaler),
-        (torch, "compile", compile),
-        (torch.nn.Module, "compile", compile_module),
         (torch._VF, "lstm", lstm),
         (torch._VF, "gru", unless_on_gpu("gru")),
         (torch._VF, "rnn_tanh", unless_on_gpu("rnn_tanh")),
