@@ -1,4 +1,4 @@
-"""Rare parts that a lesson uses when they are installed: `has` looks, `missing` says what is not there and how to get it."""
+"""Rare parts that a lesson uses when they are installed: `has` looks, `missing` says how to get what is not there."""
 
 from __future__ import annotations
 
