@@ -88,6 +88,8 @@ def _counters(report: Report) -> str:
             counters |= {"reserved": peaks.reserved_bytes}
             counters |= {"device": peaks.device_bytes} if peaks.device_bytes else {}
             cells.append(f"{label}: " + " · ".join(f"{name} {show_bytes(size)}" for name, size in counters.items()))
+    if report.band_bytes:
+        cells.append(f"estimate: steady allocated peak between {' and '.join(map(show_bytes, report.band_bytes))}")
     if report.timing:
         rate = f" · {report.tokens_per_second:,.0f} tokens/s" if report.tokens_per_second else ""
         cells.append(f"step: {report.timing}{rate}")

@@ -129,6 +129,7 @@ class Report:
     unattributed_bytes: int | None = None  # true peak minus the peak of the traced pass
     leftover_bytes: int = 0  # still allocated after everything was torn down
     context_bytes: int | None = None  # CUDA context: outside the allocator and the budget
+    band_bytes: tuple[int, int] | None = None  # of an estimate: where its steady allocated peak is expected to lie
     settings: dict[str, Any] = field(default_factory=dict)  # the sizes or the recipe that were asked for
     notes: tuple[str, ...] = ()
     provenance: dict[str, Any] = field(default_factory=dict)
@@ -188,6 +189,9 @@ class Report:
                     f"requested {show_bytes(peaks.requested_bytes)} · reserved {show_bytes(peaks.reserved_bytes)}"
                 )
                 lines.append(line + (f" · device {show_bytes(peaks.device_bytes)}" if peaks.device_bytes else ""))
+        if self.band_bytes:
+            low, high = map(show_bytes, self.band_bytes)
+            lines.append(f"  estimate   the steady allocated peak lies between {low} and {high}")
         if self.timing:
             rate = f" · {self.tokens_per_second:,.0f} tokens/s" if self.tokens else ""
             lines.append(f"  step       {self.timing}{rate}")

@@ -64,3 +64,11 @@ def test_a_report_with_little_in_it() -> None:
 
 def test_names_cannot_break_the_page() -> None:
     assert "<script>" not in cards.report_html(replace(FITS, name="<script>", notes=("<script>",)))
+
+
+def test_an_estimate_says_its_band() -> None:
+    estimate = replace(FITS, source="predicted", band_bytes=(6 * GiB, 8 * GiB))
+    for text in (cards.report_html(estimate), str(estimate)):
+        assert "6.00 GiB" in text and "8.00 GiB" in text and "estimate" in text
+    assert "estimate" not in cards.report_html(FITS) + str(FITS)
+    assert Report.from_dict(estimate.to_dict()) == estimate
