@@ -71,6 +71,7 @@ class Ghosts:
         self.known: dict[int, tuple[Any, int]] = {}  # by operator: its rule, and what kind it is
         self.returns: dict[Any, Any] = {}  # of operators that write: which arguments they return
         self.notes: dict[str, None] = {}
+        self.regions: Any = None  # of compiled code (compiled.py)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of one operator. Raises `PredictionError` with the operator's name when there is no rule."""

@@ -5,6 +5,7 @@ A module is changed when it is there already, or as soon as the experiment impor
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import sys
@@ -78,10 +79,28 @@ def _bitsandbytes_optimizer(module: ModuleType, ghosts: Ghosts) -> Patches:
     yield module.Optimizer8bit, "prefetch_state", prefetch_state
 
 
+def _transformers_tracing(module: ModuleType, ghosts: Ghosts) -> Patches:
+    """Inside compiled code transformers takes other ways: it cannot look at values, and builds masks for all cases."""
+    original: Any = module.is_torchdynamo_compiling
+    yield module, "is_torchdynamo_compiling", lambda: ghosts.regions.inside or original()
+
+
+def _flex_attention(module: ModuleType, ghosts: Ghosts) -> Patches:
+    from . import flex
+
+    def compiling() -> bool:
+        return bool(ghosts.regions.inside)
+
+    original: Any = module.flex_attention
+    yield module, "flex_attention", functools.partial(flex.uncompiled, original=original, compiling=compiling)
+
+
 _BY_MODULE: dict[str, Callable[[ModuleType, Ghosts], Patches]] = {
     "torchao.optim.cpu_offload": _torchao_offload,
     "bitsandbytes.autograd._functions": _bitsandbytes_products,
     "bitsandbytes.nn.modules": _bitsandbytes_layers,
+    "torch.nn.attention.flex_attention": _flex_attention,
+    "transformers.utils.import_utils": _transformers_tracing,
     "bitsandbytes.optim.optimizer": _bitsandbytes_optimizer,
 }
 

@@ -16,6 +16,7 @@ from ..results import Failure, Holding, Peaks, Report, Timeline
 from ..units import UserError
 from . import attribution
 from .allocator import Allocator, Block, OutOfMemory
+from .compiled import Regions, rewrite
 from .engine import Accumulation
 from .expandable import ExpandableAllocator
 from .ghosts import GPU, Ghosts, PredictionError, aten, lay_to_rest
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 METHOD = "1"  # of predicting; raised when the same experiment would give other numbers
 STEADY_STEP = 4
+BAND = (0.9, 1.1)
+COMPILED = "torch.compile: an estimate; which kernels the compiler fuses, and in which order they run, is not modelled"
 
 
 def predict(
@@ -126,6 +129,8 @@ class Run:
         self.ghosts = Ghosts(self.recorder, table, plans, cache, gpu)
         self.ghosts.held["cublasLt", False] = -1  # the main thread's is there from the start
         self.tracer = Tracer(run=self.ghosts.run, recorder=self.recorder)
+        self.regions = self.ghosts.regions = Regions(self.recorder, self.tracer)
+        self.uncompiled: tuple[list[int], list[int]] | None = None  # events and starts, where something was compiled
         self.tokens: int | None = None
         self.starts: list[int] = []  # of each step, in events; the last entry is the end
 
@@ -170,6 +175,10 @@ class Run:
             if recorder.stop():
                 lay_to_rest()
         recorder.cut(end)
+        if self.regions.used:
+            self.uncompiled = recorder.events[:], [*self.starts, end]
+            *self.starts, end = rewrite(self.regions, [*self.starts, end])
+            start = self.starts[-1]
         while len(self.starts) < STEADY_STEP:
             self.starts.append(len(recorder.events))
             recorder.repeat(start, end)
@@ -208,7 +217,7 @@ def report(
     """The report of a run: its events replayed through the allocator, under a budget if there is one."""
     recorder = run.recorder
     fixed = workspaces(preset.capability)
-    notes = [*run.ghosts.notes]
+    notes = [*run.ghosts.notes, *([COMPILED] if run.uncompiled is not None else [])]
     if not preset.measured:
         notes.append(
             f"predictions for {preset.name} ({preset.sm}) follow PyTorch's source; none was checked on a real one"
@@ -249,7 +258,23 @@ def report(
             "phase_peaks": {k: v + extra for k, v in attribution.phase_peaks(recorder, span).items()},
             "timeline": _timeline(run, span, extra),
         }
+    if run.uncompiled is not None:
+        details["band_bytes"] = _band(run, peaks[-1].allocated_bytes, sum(fixed))
     return Report(status="ok", first=peaks[1], steady=peaks[-1], **details, **common)
+
+
+def _band(run: Run, estimate: int, fixed: int) -> tuple[int, int]:
+    """Where the steady peak of a compiled step is expected: around the estimate, and not above the uncompiled step by
+    more than `BAND` says."""
+    assert run.uncompiled is not None
+    events, starts = run.uncompiled
+    eager, now = fixed, fixed
+    for position, event in enumerate(events):
+        now += run.recorder.sizes[event] if event >= 0 else -run.recorder.sizes[~event]
+        if position >= starts[-2]:
+            eager = max(eager, now)
+    low, high = BAND
+    return int(low * estimate), max(int(high * estimate), min(eager, int(1.5 * high * estimate)))
 
 
 class _Ended(Exception):

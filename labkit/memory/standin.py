@@ -17,6 +17,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import streams
+from .compiled import region_of
 from .ghosts import RECURRENT, VALUES_READ, Ghosts, PredictionError, assume, is_ghost
 from .libraries import informed
 from .threads import refusing_threads
@@ -166,12 +167,15 @@ def _answer(stack: ExitStack, ghosts: Ghosts) -> None:
     """Calls that ask for values, and ``torch.compile``."""
     notes = ghosts.notes
 
-    def compile(model: Any = None, **_: Any) -> Any:
-        notes["torch.compile was left out: a compiled step usually needs less memory than this prediction"] = None
-        return model if model is not None else (lambda function: function)
+    def compile(model: Any = None, **how: Any) -> Any:
+        if model is None:
+            return lambda function: compile(function, **how)
+        if how.get("disable") or how.get("backend", "inductor") != "inductor":
+            return model
+        return region_of(model, ghosts.regions, stack)
 
-    def compile_module(self: torch.nn.Module, *_: Any, **__: Any) -> None:
-        compile(self)
+    def compile_module(self: torch.nn.Module, *_: Any, **how: Any) -> None:
+        compile(self, **how)
 
     def shown(self: torch.Tensor, **kwargs: Any) -> str:
         if self.get_device() == 0 or is_ghost(self):
