@@ -1,0 +1,157 @@
+"""Checkpointing: both readings compute what the plain model computes, bit by bit, and keep what they say."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import labkit as lab
+from labkit import checkpointing, recipes
+from labkit.units import UserError
+
+Change = Callable[[torch.nn.Module], Any]
+VOCAB = 97
+
+
+def tiny(layers: int = 5, dropout: float = 0.1) -> Any:
+    torch.manual_seed(0)
+    off = {"resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout}
+    sizes = {"n_layer": layers, "n_embd": 32, "n_head": 2, "vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 0}
+    return lab.models.gpt2("gpt2", attention="sdpa", **sizes, **off).train()
+
+
+def gradients(change: Change | None = None, dropout: float = 0.1) -> torch.Tensor:
+    model = tiny(dropout=dropout)
+    if change:
+        change(model)
+    tokens = torch.arange(24).reshape(2, 12)
+    torch.manual_seed(1)
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def diary(change: Change) -> tuple[list[int], list[int]]:
+    """Which blocks run in forward, and which again in backward, in order."""
+    model, ran = tiny(), []
+    for number, block in enumerate(model.transformer.h):
+        block.register_forward_pre_hook(lambda *_, number=number: ran.append(number))
+    change(model)
+    tokens = torch.zeros(1, 8, dtype=torch.long)
+    loss = model(input_ids=tokens, labels=tokens).loss
+    forward = list(ran)
+    ran.clear()
+    loss.backward()
+    return forward, ran
+
+
+VARIANTS: dict[str, Change] = {
+    "segments of 1": lambda model: checkpointing.segments(model, 1),
+    "segments of 2": lambda model: checkpointing.segments(model, 2),
+    "one segment": lambda model: checkpointing.segments(model, 9),
+    "one in 2": lambda model: checkpointing.one_in(model, 2),
+    "selective": lambda model: checkpointing.segments(
+        model, 2, context_fn=checkpointing.keeping("products", "attention")
+    ),
+    "keeping nothing": lambda model: checkpointing.segments(model, 2, context_fn=checkpointing.keeping()),
+    "reentrant": lambda model: checkpointing.segments(model, 2, use_reentrant=True),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_gradients_are_equal_to_the_last_bit_with_dropout(name: str) -> None:
+    assert torch.equal(gradients(VARIANTS[name]), gradients())
+
+
+def test_without_the_random_state_dropout_draws_other_masks() -> None:
+    careless = functools.partial(checkpointing.segments, every=1, preserve_rng_state=False)
+    assert not torch.allclose(gradients(careless), gradients(), rtol=0.01)
+    assert torch.equal(gradients(careless, dropout=0.0), gradients(dropout=0.0))
+
+
+@pytest.mark.parametrize(
+    ("change", "again"),
+    [
+        (lambda model: checkpointing.segments(model, 2), [4, 2, 3, 0, 1]),
+        (lambda model: checkpointing.segments(model, 1), [4, 3, 2, 1, 0]),
+        (lambda model: checkpointing.one_in(model, 2), [4, 2, 0]),
+        (lambda model: checkpointing.one_in(model, 5), [0]),
+    ],
+)
+def test_what_is_computed_again(change: Change, again: list[int]) -> None:
+    assert diary(change) == ([0, 1, 2, 3, 4], again)
+
+
+def test_outside_training_nothing_is_checkpointed() -> None:
+    model = checkpointing.segments(tiny(), 2).eval()
+    tokens = torch.zeros(1, 8, dtype=torch.long)
+    names = set()
+    waiting = [model(input_ids=tokens).logits.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        names.add(type(node).__name__)
+        waiting += [after for after, _ in node.next_functions if after is not None]
+    assert not any("NoopSaveInputs" in name for name in names)
+    assert torch.equal(model(input_ids=tokens).logits, tiny().eval()(input_ids=tokens).logits)
+
+
+def products_again(*kinds: str) -> int:
+    """Matrix products in the forward of one block that backward runs again, in a prediction of one block."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Count(TorchDispatchMode):
+        seen = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.seen += func.overloadpacket is torch.ops.aten.addmm
+            return func(*args, **(kwargs or {}))
+
+    model = checkpointing.segments(tiny(layers=2), 2, context_fn=checkpointing.keeping(*kinds))
+    tokens = torch.zeros(1, 8, dtype=torch.long)
+    with Count() as count:
+        loss = model(input_ids=tokens, labels=tokens).loss
+        assert count.seen == 8  # four a block; the head is an mm
+        loss.backward()
+    return count.seen - 8
+
+
+def test_kept_products_are_not_computed_again() -> None:
+    assert products_again() >= 7  # it may stop before the last one
+    assert products_again("products") == 0
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5, True, "2", None])
+@pytest.mark.parametrize("reading", [checkpointing.segments, checkpointing.one_in])
+def test_an_impossible_interval_is_one_sentence(reading: Any, every: Any) -> None:
+    with pytest.raises(UserError, match="every must be a whole number"):
+        reading(tiny(), every)
+
+
+def test_other_mistakes_are_one_sentence() -> None:
+    with pytest.raises(UserError, match="unknown kind"):
+        checkpointing.keeping("product")
+    with pytest.raises(UserError, match="no list of blocks"):
+        checkpointing.segments(torch.nn.Linear(2, 2), 1)
+
+
+def test_segments_and_the_recipe_are_the_same_step() -> None:
+    def step(device: torch.device, every: int, recipe: bool) -> Callable[[], torch.Tensor]:
+        with device:
+            model = lab.models.gpt2("gpt2", attention="sdpa", n_layer=4).train()
+            tokens = torch.randint(0, 50257, (1, 128))
+        (recipes.checkpoint_segments if recipe else checkpointing.segments)(model, every)
+
+        def run() -> torch.Tensor:
+            loss = model(input_ids=tokens, labels=tokens).loss
+            loss.backward()
+            model.zero_grad(set_to_none=True)
+            return loss
+
+        return run
+
+    quick: dict[str, Any] = {"card": "h200", "repeats": 0, "trace": False}
+    ours, theirs = (lab.measure(step, every=3, recipe=recipe, **quick).steady for recipe in (False, True))
+    assert ours == theirs
