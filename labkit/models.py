@@ -139,6 +139,22 @@ def gpt2(name: str = "gpt2", *, attention: str = "eager", **changes: Any) -> Pre
     return causal_lm(configuration, device=torch.get_default_device(), attention=attention)
 
 
+def blocks(model: torch.nn.Module) -> torch.nn.ModuleList:
+    """The list of transformer blocks of a model: its longest ``ModuleList`` that lies in no other.
+
+    Raises `UserError` when there is none.
+    """
+    import torch
+
+    lists: dict[str, torch.nn.ModuleList] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, torch.nn.ModuleList) and len(module) and not any(path.startswith(f"{p}.") for p in lists):
+            lists[path] = module
+    if not lists:
+        raise UserError(f"{type(model).__name__} has no list of blocks to checkpoint")
+    return max(lists.values(), key=len)
+
+
 def has(name: str) -> bool:
     """Whether the pretrained model `name` (``"smollm2-135m"``) is in data/, so that `pretrained` works offline."""
     from . import fetch

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .models import blocks as blocks
 from .units import UserError
 
 if TYPE_CHECKING:
@@ -185,53 +186,15 @@ def make_optimizer(name: str, parameters: Any, lr: float = 1e-4) -> torch.optim.
     return torch.optim.AdamW(parameters, lr=lr, **how[name])
 
 
-def blocks(model: torch.nn.Module) -> torch.nn.ModuleList:
-    """The list of transformer blocks of a model: its longest ``ModuleList`` that lies in no other.
-
-    Raises `UserError` when there is none.
-    """
-    import torch
-
-    lists: dict[str, torch.nn.ModuleList] = {}
-    for path, module in model.named_modules():
-        if isinstance(module, torch.nn.ModuleList) and len(module) and not any(path.startswith(f"{p}.") for p in lists):
-            lists[path] = module
-    if not lists:
-        raise UserError(f"{type(model).__name__} has no list of blocks to checkpoint")
-    return max(lists.values(), key=len)
-
-
 def checkpoint_segments(model: torch.nn.Module, every: int) -> torch.nn.Module:
     """Make every `every` consecutive blocks of `model` one non-reentrant checkpointed segment, in place.
 
-    Only the input of a segment stays in memory after the forward pass; backward runs the segment's forward again.
+    Only the input of a segment stays in memory after the forward pass; backward runs the segment's forward again. This
+    is `labkit.checkpointing.segments`.
     """
-    import torch
-    from torch.utils.checkpoint import checkpoint
+    from .checkpointing import segments
 
-    layers = blocks(model)
-
-    class Segment(torch.nn.Module):
-        def __init__(self, members: list[torch.nn.Module]):
-            super().__init__()
-            self.members = torch.nn.ModuleList(members)
-
-        def _run(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            for member in self.members:
-                hidden = member(hidden, *args, **kwargs)
-                hidden = hidden[0] if isinstance(hidden, tuple) else hidden
-            return hidden
-
-        def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            if not (self.training and torch.is_grad_enabled()):
-                return self._run(hidden, *args, **kwargs)
-            return checkpoint(self._run, hidden, *args, use_reentrant=False, **kwargs)
-
-    segments = [Segment(list(layers[i : i + every])) for i in range(0, len(layers), every)]
-    for _ in range(len(layers)):
-        del layers[-1]
-    layers.extend(segments)
-    return model
+    return segments(model, every)
 
 
 def chunked_loss(model: Any, tokens: torch.Tensor, chunks: int = LOSS_CHUNKS) -> torch.Tensor:

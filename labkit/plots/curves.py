@@ -23,6 +23,7 @@ XLABELS = {
     "tokens": "tokens in one step",
     "accumulation": "micro-batches in one step",
     "checkpoint": "blocks in one checkpointed segment",
+    "every": "interval N (blocks)",
 }
 
 
