@@ -7,7 +7,8 @@ compute (`block_counts`), so that what is drawn, what is checked and what runs c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .units import UserError
@@ -280,6 +281,27 @@ def flex(device: torch.device | str) -> Callable[..., torch.Tensor]:
                 setattr(module, flag, before)
 
     return attend
+
+
+@contextmanager
+def attending(model: Any, rule: Callable[..., torch.Tensor]) -> Iterator[Any]:
+    """While it is open, every block of `model` attends by ``rule(query, key, value)``, each of shape
+    ``(batch, heads, seq, size)`` with as many heads of keys as of queries; the rule masks and scales by itself. Through
+    transformers' ``AttentionInterface``, the door it has for a function of one's own."""
+    from transformers import AttentionInterface
+
+    def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **_: Any) -> tuple[Any, None]:
+        times = query.shape[1] // key.shape[1]
+        key, value = (t.repeat_interleave(times, dim=1) for t in (key, value))
+        return rule(query, key, value).transpose(1, 2), None
+
+    before = model.config._attn_implementation
+    AttentionInterface.register("labkit_rule", attend)
+    model.set_attn_implementation("labkit_rule")
+    try:
+        yield model
+    finally:
+        model.set_attn_implementation(before)
 
 
 def _positive(name: str, value: Any) -> None:

@@ -173,3 +173,30 @@ def test_the_picture_says_what_it_shows() -> None:
     said = lab.plots.alt(axes)
     assert "causal" in said and "52%" in said and "window" in said
     assert lab.plots.png(axes).startswith(b"\x89PNG")
+
+
+def test_a_model_attends_by_a_rule_while_it_is_asked_to() -> None:
+    from transformers import LlamaConfig
+
+    sizes: dict[str, int] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 61}
+    torch.manual_seed(0)
+    config = LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, use_cache=False)
+    model = lab.models.causal_lm(config).eval()
+    tokens, seen = torch.randint(0, 61, (1, 20)), []
+    wanted = longcontext.token_losses(model, tokens)
+
+    def rule(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int = 20) -> torch.Tensor:
+        seen.append(key.shape)
+        table = longcontext.dense(longcontext.sliding_window(window), 20)
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=table)
+
+    with longcontext.attending(model, rule):
+        found = longcontext.token_losses(model, tokens)
+    torch.testing.assert_close(found[:, 1:], wanted[:, 1:])
+    assert seen == [(1, 4, 20, 8)] * 2  # keys have as many heads as queries
+    with longcontext.attending(model, lambda q, k, v: rule(q, k, v, window=4)):
+        narrow = longcontext.token_losses(model, tokens)
+    torch.testing.assert_close(narrow[:, 1:4], wanted[:, 1:4])
+    assert not torch.allclose(narrow[:, 8:], wanted[:, 8:], atol=1e-6)
+    assert model.config._attn_implementation == "sdpa" and len(seen) == 4
+    torch.testing.assert_close(longcontext.token_losses(model, tokens), wanted, equal_nan=True)
