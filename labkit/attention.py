@@ -11,11 +11,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import machine
-from .results import SOURCES
 from .units import UserError
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ class Choice:
     could: tuple[str, ...]
     refused: dict[str, str]
     card: str
-    source: str = field(default=SOURCES[1])
+    source: str = "predicted"
 
     def word(self, backend: str) -> str:
         """One cell of a table: ``runs``, ``could run``, or why `backend` refuses."""
@@ -230,52 +229,78 @@ def _on_this_card(query: Any, key: Any, value: Any, mask: Any, dropout: float, c
     from torch.backends import cuda
     from torch.nn.functional import scaled_dot_product_attention
 
+    def run() -> Any:
+        return scaled_dot_product_attention(query, key, value, mask, dropout, causal)
+
     params = cuda.SDPAParams(query, key, value, mask, dropout, causal, False)
-    asking: dict[str, Callable[[Any, bool], bool]] = {
-        "cudnn": cuda.can_use_cudnn_attention,
-        "flash": cuda.can_use_flash_attention,
-        "efficient": cuda.can_use_efficient_attention,
+    able = {
+        "cudnn": cuda.can_use_cudnn_attention(params),
+        "flash": cuda.can_use_flash_attention(params),
+        "efficient": cuda.can_use_efficient_attention(params),
+        "math": cuda.math_sdp_enabled(),
     }
-    refused, able = {}, []
-    for backend, can_use in asking.items():
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            good = can_use(params, True)
-        if good:
-            able.append(backend)
-        else:
-            refused[backend] = "; ".join(_sentence(w.message) for w in said) or "refuses, and PyTorch says no reason"
-    if cuda.math_sdp_enabled():
-        able.append("math")
-    else:
-        refused["math"] = "switched off"
+    switched_on = _switched_on()
+    refused = {b: _said_by_pytorch(b, run) if switched_on[b] else "switched off" for b in BACKENDS if not able[b]}
     ran = None
-    if able:
+    if any(able.values()):
         with watch() as calls:
-            scaled_dot_product_attention(query, key, value, mask, dropout, causal)
+            run()
         ran = calls[0].backend
-    could = tuple(b for b in able if b != ran)
+    could = tuple(b for b in BACKENDS if able[b] and b != ran)
     return Choice(ran, could, refused, torch.cuda.get_device_name(query.device), "measured")
 
 
-def _sentence(message: Any) -> str:
-    """A warning of PyTorch's without the place in its source that it comes from."""
-    return str(message).split(" (Triggered internally")[0].strip().rstrip(".")
+def _said_by_pytorch(backend: str, run: Callable[[], Any]) -> str:
+    """Why `backend` refuses. PyTorch warns of its reasons when no other may run; asked by ``can_use_..(debug=True)`` it
+    writes them past Python, to the process's standard error."""
+    with _only(backend), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            run()
+        except RuntimeError as error:
+            if "No available kernel" not in str(error):
+                raise
+    return reasons([str(w.message) for w in said]).get(backend) or "refuses, and PyTorch says no reason"
 
 
-def _by_rule(card: machine.Card, query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool) -> Choice:
-    """Reasons found by asking: with which changes of its arguments would the rule take this backend?"""
-    import torch
+def reasons(messages: list[str]) -> dict[str, str]:
+    """Backend -> reason, from what PyTorch warns of when it finds no kernel (``select_sdp_backend`` in sdp_utils.cpp):
+    a line ``"Flash attention kernel not used because:"``, then the reason, for each of the three."""
+    titles = {
+        "Memory efficient kernel": "efficient",
+        "Flash attention kernel": "flash",
+        "cuDNN attention kernel": "cudnn",
+    }
+    found: dict[str, str] = {}
+    backend = None
+    for message in messages:
+        text = message.split(" (Triggered internally")[0].split(". Got ")[0].strip().rstrip(".")
+        title, asked, _ = text.partition(" not used because")
+        if asked:
+            backend = titles.get(title)
+        elif backend is not None:
+            found[backend] = f"{found[backend]}; {text}" if backend in found else text
+    return found
+
+
+def _switched_on() -> dict[str, bool]:
+    """Which backends may run here, as ``sdpa_kernel`` and ``torch.backends.cuda`` have it."""
     from torch.backends import cuda
 
-    from .memory.attention import choose
-
-    on = {
+    return {
         "cudnn": cuda.cudnn_sdp_enabled(),
         "flash": cuda.flash_sdp_enabled(),
         "efficient": cuda.mem_efficient_sdp_enabled(),
         "math": cuda.math_sdp_enabled(),
     }
+
+
+def _by_rule(card: machine.Card, query: Any, key: Any, value: Any, mask: Any, dropout: float, causal: bool) -> Choice:
+    """Reasons found by asking: with which changes of its arguments would the rule take this backend?"""
+    import torch
+
+    from .memory.attention import choose
+
     grad = _in_training(query, key, value)
     dtype = _short(query.dtype)
     sizes = (query.shape[-1], value.shape[-1])
@@ -309,8 +334,8 @@ def _by_rule(card: machine.Card, query: Any, key: Any, value: Any, mask: Any, dr
         "shapes": "needs 4 dimensions, as many heads in key and value as in query, and more than one token",
     }
     refused, able = {}, []
-    for backend in BACKENDS:
-        if not on[backend]:
+    for backend, on in _switched_on().items():
+        if not on:
             refused[backend] = "switched off"
         elif backend == "math" or rule(backend, []):
             able.append(backend)

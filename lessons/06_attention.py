@@ -11,18 +11,16 @@
 # ---
 
 # %% name="begin"
-import importlib.util
 import math
 
 import numpy
-import pandas
 import torch
 
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import labkit as lab
-from labkit import attention
+from labkit import attention, extras
 
 lesson = lab.begin("06_attention")
 BUDGET = lesson.budget  # bytes that PyTorch may take from the card
@@ -136,14 +134,15 @@ def attend(how, q, k, v, dropout=0.0, mask=None):
 
 
 def one_layer(device, how="by hand", dtype="float32", batch=1, seq=1024, masked=False):
-    shape, dtype = (batch, 12, seq, 64), getattr(torch, dtype)
+    shape, dtype = (batch, seq, 12, 64), getattr(torch, dtype)  # as a projection leaves them
     with device:
         q, k, v = (torch.randn(shape, dtype=dtype, requires_grad=True) for _ in range(3))
         from_above = torch.randn(shape, dtype=dtype)  # the gradient that backward starts with
         mask = torch.ones(seq, seq, dtype=torch.bool).tril() if masked else None
 
     def step():
-        attend(how, q, k, v, mask=mask).backward(from_above)
+        heads = (t.transpose(1, 2) for t in (q, k, v))  # a view: (batch, heads, seq, 64)
+        attend(how, *heads, mask=mask).backward(from_above.transpose(1, 2))
         q.grad = k.grad = v.grad = None
 
     step.tokens = batch * seq
@@ -180,9 +179,9 @@ else:
     print("time of a layer: no reference row")
 
 # %% [markdown]
-# *What to see, memory:* by hand and the math backend rise four times for each doubling, the default two times at most.
-# On the left all are flat: that is the workspace of cuBLAS, the library of matrix products (lesson 01). The legend
-# gives the exponent of what grows above it.
+# *What to see, memory:* at the right end by hand and math rise about four times for each doubling, the default less
+# than two times. On the left all are flat: that is the workspace of cuBLAS, the library of matrix products (lesson
+# 01). The legend gives the exponent of what grows above it.
 #
 # *Time:* on the left a step takes the same time whatever its length, because starting a kernel takes longer than
 # running it; then the curves rise. SDPA removes the square from memory, **not from the arithmetic**: twice the tokens
@@ -298,9 +297,9 @@ lab.settle(
 #
 # ### One layer, all backends
 #
-# Four sequences of 1024 tokens, forward and backward, in three dtypes. The last column is the largest difference of
-# the output to a computation in float64, on smaller tensors; the part *Equivalence* says what may be expected. Without
-# a card the processor computes it, and has only some of the backends.
+# Four sequences of 1024 tokens, forward and backward, in three dtypes. The last column is the relative difference of
+# the output to a computation in float64, on smaller tensors; *Equivalence* says what may be expected. Without a card
+# the processor computes it, and has only some of the backends.
 
 
 # %% name="numerics"
@@ -316,15 +315,14 @@ originals = [torch.randn(small, generator=generator, dtype=torch.float64) for _ 
 
 
 def computed(how, dtype):
-    """Output and gradients of q, k, v in `dtype`, as float64, and the same from float64 throughout."""
+    """Output and gradients of q, k, v in `dtype`, and the same from float64; both as float64 in host memory."""
     q, k, v, from_above = (t.to(device, getattr(torch, dtype)) for t in originals)
 
     def run(how, q, k, v, from_above):
         inputs = [t.detach().requires_grad_() for t in (q, k, v)]
         out = attend(how, *inputs)
-        return [
-            t.double() for t in (out.detach(), *torch.autograd.grad(out, inputs, from_above))
-        ]
+        gradients = torch.autograd.grad(out, inputs, from_above)
+        return [t.double().cpu() for t in (out.detach(), *gradients)]
 
     exact = [t.double() for t in (q, k, v, from_above)]  # the same rounded inputs
     return run(how, q, k, v, from_above), run("by hand", *exact)
@@ -471,18 +469,15 @@ lab.guess(
 
 # %% [markdown]
 # *What to see:* both curves start at the same place, where the optimizer makes the peak and tokens do not count. Then
-# eager bends upwards and SDPA goes straight on. A cross is a run that ran out of memory. In time the gap opens later
-# than in memory.
+# eager bends upwards and SDPA goes straight on. A cross is a run that ran out of memory. The fits under the curves
+# leave out the lengths where the optimizer makes the peak. Eager keeps 7 bytes for each score: the softmax, which
+# autocast runs in fp32 (4), the mask of dropout (1), and what dropout leaves of it, in 16 bits (2).
 #
 # Now the claim about half the memory and 15 % of the time: two sequences of 1024 tokens, the memory-efficient backend
 # forced, in both precisions.
 
 # %% name="half"
-for batch, seq in [
-    (2, 1024),
-    (1, 1024),
-    (1, 512),
-]:  # fewer where the budget is smaller than 8 GiB
+for batch, seq in [(2, 1024), (1, 1024), (1, 512)]:  # what the budget allows
     sizes = {"batch": batch, "seq": seq}
     name = f"GPT-2, eager, fp32, {batch} x {seq}"
     first = lab.measure(gpt2, name=name, way="eager", precision="fp32", **sizes, **common)
@@ -659,9 +654,7 @@ def in_tiles(q, k, v, tile=64):
     total = torch.zeros_like(best)  # running sum of exp(score - best)
     for start in range(0, k.shape[-2], tile):
         keys, values = k[..., start : start + tile, :], v[..., start : start + tile, :]
-        scores = (
-            q @ keys.transpose(-2, -1) / math.sqrt(q.shape[-1])
-        )  # (batch, heads, seq, tile)
+        scores = q @ keys.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (.., seq, tile)
         ahead = torch.arange(start, start + keys.shape[-2], device=q.device) > rows
         scores = scores.masked_fill(ahead, -math.inf)
         larger = torch.maximum(best, scores.amax(-1, keepdim=True))
@@ -672,7 +665,7 @@ def in_tiles(q, k, v, tile=64):
     return out / total, (best + total.log())[..., 0]
 
 
-q, k, v, _ = (t.to(device) for t in originals)  # float64
+q, k, v, _ = originals  # float64
 tiled, logsumexp = in_tiles(q, k, v)
 scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
 scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
@@ -767,9 +760,10 @@ lab.table(
 # %% [markdown]
 # ### Why it is faster too
 #
-# Both ways do the same arithmetic; the fused kernel does a little more, as it computes the scores again in backward.
-# But the s² numbers by hand travel to the card's memory and back at every operation. The forward pass of one layer, 4 x
-# 1024 tokens, fp32, by the data sheet's ceilings:
+# Both ways do about the same arithmetic: the fused kernel computes the scores again in backward, but may leave out the
+# tiles above the diagonal, where nobody looks. By hand, however, the s² numbers travel to the card's memory and back at
+# every operation. The forward pass of one layer, 4 x 1024 tokens, by the data sheet's ceilings follows. In 16 bits the
+# arithmetic units are many times faster and the memory is not: the gap widens.
 
 # %% name="traffic"
 same = [card for card in lab.machine.PRESETS.values() if card.title == lesson.machine.card]
@@ -781,21 +775,16 @@ traffic = {
     "fused": 4 * 4 * elements,
 }
 flops = 2 * 2 * D * pairs_of_tokens
-rate = sheet.bandwidth_bytes
-for how, nbytes in traffic.items():
-    print(
-        f"{how:8s} moves {show(nbytes):>9s}: {1e6 * nbytes / rate:6.0f} µs at {rate / 1e12:.1f} TB/s"
-    )
-for kind, rate in {"fp32": sheet.fp32_flops, "16 bits": sheet.half_flops}.items():
-    print(
-        f"{kind:8s} {flops / 1e9:.1f} GFLOP either way: {1e6 * flops / rate:4.0f} µs "
-        f"at {rate / 1e12:.0f} TFLOP/s"
-    )
-print(f"ceilings: {sheet.title}, {sheet.source}")
-
-# %% [markdown]
-# By hand the memory is the limit; fused, the arithmetic is. That is also why the gain is largest in 16 bits, where the
-# arithmetic units are many times faster and the memory is not.
+ceilings = {"fp32": sheet.fp32_flops, "16 bits": sheet.half_flops}
+print(f"{flops / 1e9:.1f} GFLOP either way; ceilings: {sheet.title}, {sheet.source}")
+rows = []
+for (kind, rate), shrink in zip(ceilings.items(), (1, 2), strict=True):
+    for how, nbytes in traffic.items():
+        moving, computing = nbytes / shrink / sheet.bandwidth_bytes, flops / rate
+        limit = "memory" if moving > computing else "arithmetic"
+        cells = [show(nbytes / shrink), f"{1e6 * moving:.0f} µs", f"{1e6 * computing:.0f} µs"]
+        rows.append([kind, how, *cells, limit])
+lab.table(["dtype", "way", "moved", "moving", "computing", "limit"], rows)
 
 # %% [markdown]
 # ## Equivalence
@@ -820,35 +809,52 @@ lab.table(["dtype", "way", "output", "grad q", "grad k", "grad v", "within"], ro
 assert all(worst)
 
 # %% [markdown]
-# And the whole model: loss and gradients of a small GPT-2, eager against SDPA, without dropout (which would draw other
-# numbers). The last two rows switch on a rarely used option of the configuration that divides the scores of layer i by
-# i + 1. Versions of transformers from before March 2026 did not hand it on to SDPA: the two ways then computed
-# different models, and said nothing (transformers#44380).
+# And the whole model: loss and gradients of a small GPT-2, eager against SDPA, in fp32, without dropout (which would
+# draw other numbers), with weights large enough that scores matter. The second row switches on a rarely used option of
+# the configuration that divides the scores of layer i by i + 1. Versions of transformers from before March 2026 did not
+# hand it on to SDPA: the two ways then computed different models, and said nothing (transformers#44380). The last row
+# shows how far apart such models are.
 
 # %% name="equivalence-model"
-no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+no_dropout = {
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+    "initializer_range": 0.3,
+}
+OPTION = {"scale_attn_by_inverse_layer_idx": True}
 
 
 def loss_and_gradients(kind, **options):
     torch.manual_seed(0)
-    model = lab.models.gpt2(
-        "gpt2", attention=kind, **{**tiny_sizes, "n_layer": 3}, **no_dropout, **options
-    )
-    model = model.to(device).train()
+    sizes = {**tiny_sizes, "n_layer": 3, **no_dropout, **options}
+    model = lab.models.gpt2("gpt2", attention=kind, **sizes).to(device).train()
     loss = model(input_ids=ids, labels=ids).loss
     return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
 
 
-rows = {}
-for options in ({}, {"scale_attn_by_inverse_layer_idx": True}):
-    eager, sdpa = (loss_and_gradients(kind, **options) for kind in ("eager", "sdpa"))
-    off = [float((a - b).norm() / a.norm()) for a, b in zip(eager, sdpa, strict=True)]
-    rows[", ".join(options) or "default"] = (
-        f"{off[0]:.1e}",
-        f"{max(off[1:]):.1e}",
-        max(off) < 1e-4,
+def apart(some, others):
+    """Relative difference of the loss, and the largest one of a gradient."""
+    loss, *gradients = (
+        float((a - b).norm() / a.norm()) for a, b in zip(some, others, strict=True)
     )
-pandas.DataFrame(rows, index=["loss differs by", "gradients differ by", "same model"]).T
+    return loss, max(gradients)
+
+
+eager, sdpa = loss_and_gradients("eager"), loss_and_gradients("sdpa")
+with_option = loss_and_gradients("eager", **OPTION)
+rows = {
+    "eager and sdpa": apart(eager, sdpa),
+    "eager and sdpa, option on": apart(with_option, loss_and_gradients("sdpa", **OPTION)),
+    "eager, option on and off": apart(with_option, eager),
+}
+lab.table(
+    ["compared", "loss differs by", "gradients differ by", "same model"],
+    [
+        [name, *(f"{x:.1e}" for x in off), "yes" if max(off) < 1e-4 else "no"]
+        for name, off in rows.items()
+    ],
+)
 
 # %% [markdown]
 # ## Negative control
@@ -886,19 +892,23 @@ if have_times(timed):
     lab.plots.show(lab.plots.sweep(timed, x="seq", y="time", log=True, fit=False))
 else:
     print("time of a layer: no reference row")
-eager, sdpa = lab.with_times(
-    [
-        lab.measure(gpt2, name=f"GPT-2, {way}, 16 x 128", way=way, batch=16, seq=128, **common)
+for batch in (16, 4):  # fewer where the budget is much smaller than 8 GiB
+    eager, sdpa = (
+        lab.measure(
+            gpt2, name=f"GPT-2, {way}, {batch} x 128", way=way, batch=batch, seq=128, **common
+        )
         for way in ("eager", "sdpa")
-    ]
-)
+    )
+    if eager.ok and sdpa.ok:
+        break
+eager, sdpa = lab.with_times([eager, sdpa])
 saves = 1 - peak(sdpa) / peak(eager)
 lab.answer(
     "short",
     measured=100 * saves,
-    note="With 2 x 1024 tokens, as many, it was a multiple of that.",
+    note=f"With longer sequences, above, it was {saved['16 bits']:.0%}.",
 )
-said = f"GPT-2, 16 x 128: {saves:.1%} less memory"
+said = f"GPT-2, {batch} x 128: {saves:.1%} less memory"
 if eager.timing and sdpa.timing:
     faster = 1 - sdpa.timing.median_seconds / eager.timing.median_seconds
     said += f", {faster:.1%} less time"
@@ -913,8 +923,9 @@ else:
 print(said)
 
 # %% [markdown]
-# *What to see:* by hand the memory falls with the length, and crosses the flat curve of SDPA near 64 tokens: where the
-# head size is 64 as well, the probabilities are as large as the output that a fused kernel keeps in their place.
+# *What to see:* by hand the memory falls with the length until it meets the flat curve of SDPA. For the shortest
+# sequences the probabilities are smaller than what a fused kernel keeps in their place, the output and the logsumexp:
+# e s bytes against e D + 4.
 
 # %% [markdown]
 # ## Pitfalls
@@ -928,12 +939,42 @@ print(said)
 # **Eager and SDPA give different losses.** With dropout they draw different numbers: compare in `eval()`. Without: see
 # the option above (transformers#44380), and upgrade.
 #
-# **A row of NaN.** A query that may see no key at all (a padded token on the left) has a softmax of nothing: 0 / 0 by
-# hand. Let such a row see itself, and leave it out of the loss.
+# **A row of NaN, or worse.** A query that may see no key at all (a padded token on the left) has a softmax of nothing,
+# and every backend has its own answer: the cell below asks. Let such a row see itself, and leave it out of the loss.
 #
 # **"No execution plans support the graph".** An error from cuDNN's backend, on Hopper or Blackwell cards.
 # `torch.backends.cuda.enable_cudnn_sdp(False)` takes it out of the choice; flash is next.
-#
+
+# %% name="no-keys"
+blind = torch.ones(64, 64, dtype=torch.bool, device=device).tril()
+blind[0] = False  # the first query sees no key
+q, k, v = (t[..., :64, :].to(device, getattr(torch, HALF)) for t in originals[:3])
+
+
+def first_row(how):
+    """What becomes of a query without keys: nan, zeros or numbers."""
+    if how == "by hand":
+        row = ((q @ k.transpose(-2, -1)).masked_fill(~blind, -math.inf).softmax(-1) @ v)[
+            ..., 0, :
+        ]
+    else:
+        row = attend(how, q, k, v, mask=blind)[..., 0, :]
+    return "nan" if row.isnan().any() else "numbers" if row.any() else "zeros"
+
+
+rows = []
+for how in WAYS:
+    if how == "flash" and on_card:
+        continue  # it takes no mask
+    asked = first_row(how) if runs_here(how, HALF) else None
+    if on_card or how in ("efficient", "cudnn"):
+        found = lab.known("a query without keys", asked, what=how)
+    else:
+        found = lab.fact("a query without keys", asked, what=how)
+    rows.append([how, found["value"] or "–", found["label"]])
+lab.table(["way", "the row is", "source"], rows)
+
+# %% [markdown]
 # ### Names that you will meet
 #
 # Hugging Face's `attn_implementation` and this machine, asked by building a small GPT-2 with each (the older
@@ -954,30 +995,46 @@ for name, meaning in meanings.items():
     except lab.UserError as error:
         reason = (
             str(error).partition("(")[2].rstrip(").")
-        )  # "gpt2: its configuration makes no model (reason)"
+        )  # "gpt2: ... makes no model (reason)"
         rows.append([name, meaning, reason[:70] or str(error)[:70]])
 lab.table(["attn_implementation", "what it is", "here"], rows)
 
-if importlib.util.find_spec("xformers") and on_card:
+
+def xformers_attention(q, k, v):
     from xformers.ops import LowerTriangularMask, memory_efficient_attention
 
-    q, k, v, _ = (t.to(device, getattr(torch, HALF)) for t in originals)
-    flat = [
-        t.transpose(1, 2) for t in (q, k, v)
-    ]  # xFormers wants (batch, seq, heads, head_size)
-    out = memory_efficient_attention(*flat, attn_bias=LowerTriangularMask()).transpose(1, 2)
-    off = float((out.double() - by_hand(*(t.double() for t in (q, k, v)))).norm())
-    print(lab.fact("xformers", off, "norm of the difference to float64")["label"], f"{off:.2e}")
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # xFormers: (batch, seq, heads, head_size)
+    return memory_efficient_attention(q, k, v, attn_bias=LowerTriangularMask()).transpose(1, 2)
+
+
+def xformers_layer(device, batch=4, seq=1024):
+    shape, dtype = (batch, 12, seq, 64), getattr(torch, HALF)
+    with device:
+        q, k, v = (torch.randn(shape, dtype=dtype, requires_grad=True) for _ in range(3))
+        from_above = torch.randn(shape, dtype=dtype)
+
+    def step():
+        xformers_attention(q, k, v).backward(from_above)
+        q.grad = k.grad = v.grad = None
+
+    return step
+
+
+if extras.has("xformers") and on_card:
+    q, k, v = (t.to(device, getattr(torch, HALF)) for t in originals[:3])
+    exact = by_hand(*(t.double() for t in (q, k, v)))
+    off = float((xformers_attention(q, k, v).double() - exact).norm() / exact.norm())
+    lab.fact("xformers differs", off, "of the output, relative")
+    report = lab.measure(xformers_layer, name="4 x 1024, xformers", **common)
+    print(
+        f"xFormers, 4 x 1024: {show(peak(report))}, {shown_time(report)}, differs by {off:.1e}"
+    )
 else:
-    print(
-        "xFormers is not installed, or there is no card. It is an extra that this lesson can do without:"
+    extras.missing(
+        "xformers", "only PyTorch's own copy of its kernel, *efficient*, is measured"
     )
-    print(
-        "PyTorch's efficient backend is the same kernel. To install: the package `xformers` from PyPI,"
-    )
-    print("in the version that was built for your version of PyTorch.")
-    for row in lab.reference("xformers"):
-        print(row["label"], row["value"], row["unit"])
+    for row in lab.reference("4 x 1024, xformers", kind="report"):
+        print(row["label"], lab.Report.from_dict(row))
 
 # %% [markdown]
 # ## Exercise 1

@@ -201,8 +201,26 @@ def test_tensors_that_do_not_go_together_are_one_sentence(arguments: Callable[[]
         attention.explain(*arguments())
 
 
+def test_reasons_are_read_from_what_pytorch_warns_of() -> None:
+    """As an H200 with torch 2.11 warned, for fp32 with a mask when only flash may run."""
+    place = " (Triggered internally at /pytorch/aten/src/ATen/native/transformers/sdp_utils_cpp.h:91.)"
+    off = "has been runtime disabled."
+    dtypes = "Expected query, key and value to all be of dtype: {Half, BFloat16}"
+    messages = [
+        "Memory efficient kernel not used because:", f"Memory Efficient attention {off}",
+        "Flash attention kernel not used because:", f"{dtypes}. Got Query dtype: float, Key dtype: float instead.",
+        "cuDNN attention kernel not used because:", f"cuDNN attention {off}",
+    ]  # fmt: skip
+    found = attention.reasons([message + place for message in messages])
+    assert found == {
+        "efficient": "Memory Efficient attention has been runtime disabled", "flash": dtypes,
+        "cudnn": "cuDNN attention has been runtime disabled",
+    }  # fmt: skip
+    assert attention.reasons(["Something else"]) == {}
+
+
 @pytest.mark.gpu
-def test_on_a_card_the_rules_say_what_the_card_says() -> None:
+def test_on_a_card_the_rules_say_what_the_card_says(capfd: pytest.CaptureFixture[str]) -> None:
     for dtype, masked, p in itertools.product((torch.float32, *HALVES), (False, True), (0.0, 0.1)):
         q = torch.randn(2, 12, 128, 64, dtype=dtype, device="cuda", requires_grad=True)
         mask = torch.ones(128, 128, dtype=torch.bool, device="cuda").tril() if masked else None
@@ -212,6 +230,8 @@ def test_on_a_card_the_rules_say_what_the_card_says() -> None:
         assert (found.source, ruled.source) == ("measured", "predicted")
         assert (found.ran, set(found.could)) == (ruled.ran, set(ruled.could)), (dtype, masked, p)
         assert all(found.refused.values())
+        assert ("attn_mask" in found.refused.get("flash", "")) == masked or dtype is torch.float32
+    assert not capfd.readouterr().err, "PyTorch wrote past Python"
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         none = attention.explain(*(torch.randn(1, 1, 64, 64, device="cuda") for _ in range(3)))
     assert none.ran is None and "dtype" in none.refused["flash"]
