@@ -1,0 +1,1198 @@
+# ---
+# jupyter:
+#   labkit:
+#     title: One line that makes it faster
+#     question: When is torch.compile faster, after how many steps, and what does it save?
+#     after: decide whether to compile, what to compile, and say after how many steps it has paid
+#     minutes: {gpu: 2, cpu: 0.7}
+#     memory: 8 GiB budget
+#     needs: [00_environment, 01_baseline_oom]
+#     fetch: []
+# ---
+
+# %% name="begin"
+import contextlib
+import functools
+import inspect
+import io
+import json
+import logging
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import torch._inductor.compile_fx  # loads the compiler, so that no first call below pays for that
+
+from torch.utils.checkpoint import checkpoint
+
+import labkit as lab
+from labkit import compiling
+
+lesson = lab.begin("07_compile")
+BUDGET = lesson.budget  # bytes that PyTorch may take from the card
+on_card, device = lab.device().type == "cuda", lab.device()
+show, seconds = lab.show_bytes, lab.show_seconds
+capability = lesson.machine.capability or lab.machine.preset().capability
+half = torch.bfloat16 if capability >= (8, 0) else torch.float16  # below sm_80 bf16 is emulated
+torch._logging.set_logs(dynamo=logging.ERROR, inductor=logging.CRITICAL)  # we count instead
+
+
+def told(number, how):
+    """A number as `how` shows it, or a dash where there is none."""
+    return "–" if number is None else how(number)
+
+
+cannot = compiling.why_not(device)  # None, or what the default compiler misses here
+print(f"compiler: {cannot or 'ready'}")
+CACHE = Path(
+    tempfile.mkdtemp(prefix="lesson-07-")
+)  # what gets compiled is kept here, and nowhere else
+
+# %% [markdown]
+# ## Claims
+#
+# Four sentences that one hears about `torch.compile`. This run fills in the empty columns of the table, at the end of
+# the lesson.
+#
+# Words that this lesson uses all the time:
+#
+# | word | meaning |
+# | --- | --- |
+# | operation | one call such as `tanh`; in *eager* PyTorch each runs by itself and writes its result to memory |
+# | kernel | a program that runs on the card (or a loop on the processor); an eager operation is one or more |
+# | fusion | several operations become one kernel, and what lies between them never reaches memory |
+# | graph | the list of operations that the compiler has seen and may fuse |
+# | Dynamo | the part of `torch.compile` that follows your Python and writes down the graph |
+# | Inductor | the part that turns a graph into kernels: in Triton for a card, in C++ for the processor |
+# | cold start | the first call, which compiles, with nothing in any cache |
+# | warm start | the first call of a new process that finds the kernels on disk |
+# | steady | a later call, which only runs |
+# | break-even | the step after which the compiled run is ahead |
+# | guard | a condition that compiled code relies on ("x has 512 columns"), checked at each call |
+# | recompilation | a guard failed, so the same function is compiled once more |
+# | graph break | Dynamo cannot follow a line: the graph ends there, Python runs the line, a second graph begins |
+
+# %% name="claims"
+lab.claim(
+    "faster",
+    "One line makes training faster (+27 % tokens/s for a model of 3 billion parameters).",
+    said_by="documentation, torchtune",
+)
+lab.claim(
+    "smaller",
+    "The same line saves memory (-15 % in that figure).",
+    said_by="torchtune",
+)
+lab.claim(
+    "checkpointing",
+    "With checkpointing, a compiled model peaks higher than an eager one.",
+    said_by="an issue, pytorch#193193",
+)
+lab.claim("cure", "torch.compile cures any slow model.", said_by="forum answers")
+lab.claims()
+
+# %% [markdown]
+# ## Experiment
+#
+# ### One function
+#
+# The activation of Hugging Face's GPT-2, `gelu_new`, is written as eight operations. Eager PyTorch runs eight kernels:
+# each one reads a tensor from memory and writes one back. `torch.compile` gives back a function that does the same.
+# Nothing is compiled yet; that happens in the first call.
+
+
+# %% name="gelu"
+def gelu_new(x):
+    inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))
+    return 0.5 * x * (1.0 + torch.tanh(inner))
+
+
+def there_and_back(function, x):
+    """A step: forward, and backward to the gradient of `x`."""
+
+    def step():
+        function(x).sum().backward()
+        x.grad = None
+
+    return step
+
+
+lab.guess(
+    "kernels",
+    None,
+    "Eight operations forward, and their gradients. How many kernels does the compiler write for both?",
+)
+lab.guess("gelu", None, "How many times faster is the compiled step, steady?", unit="x")
+
+# %% name="one-function"
+x = torch.randn(8192 if on_card else 256, 4 * 768, device=device, requires_grad=True)
+eager = lab.time_step(there_and_back(gelu_new, x))
+gelu_pays = artifacts = None
+if cannot:
+    print(f"not run: {cannot}")
+    written = []
+else:
+    with compiling.fresh(
+        CACHE
+    ):  # compiled as on the first day: nothing in memory, an empty folder
+        note = compiling.FirstCall()
+        step = note.around(there_and_back(torch.compile(gelu_new), x))
+        compiled = lab.time_step(step)
+        artifacts = torch.compiler.save_cache_artifacts()  # for the section on the cache
+    gelu_pays = compiling.Payback(note.seconds, compiled.median_seconds, eager.median_seconds)
+    print(f"what was compiled: {note.activity}")
+    print(f"kernels: {note.activity.kernels}")
+    print(f"first call {seconds(note.seconds)}, later {compiled}; eager {eager}")
+    print(f"break-even: after {gelu_pays.steps:,} steps")
+    written = [file.read_text() for file in CACHE.rglob("*.py" if on_card else "*.main.cpp")]
+here = "measured" if on_card else "cpu"
+lab.answer("kernels", measured=None if cannot else note.activity.kernels, source=here)
+lab.answer("gelu", measured=gelu_pays and gelu_pays.speedup, source=here)
+
+# %% [markdown]
+# One graph of eight operations went in. One kernel came out for each direction. The compiler leaves what it wrote in
+# its cache folder; these are the lines of the forward kernel that compute.
+
+# %% name="written"
+forward = [text for text in written if "tanh" in text and not re.search(r"in_ptr1", text)]
+for line in forward[0].splitlines() if forward else ():
+    if re.search(r"\btmp\d+ = |store", line) and "def " not in line:
+        print(
+            re.sub(r"static_cast<\w+>|at::vec::Vectorized<float>(::)?|auto ", "", line.strip())
+        )
+if not forward:
+    print("no kernel to show here")
+
+# %% [markdown]
+# *What to see:* one load, arithmetic on numbers that live in registers, one store. That is the whole of fusion, and it
+# says where compiling helps: where a program moves bytes between many small operations. A matrix product is one
+# operation already.
+
+# %% [markdown]
+# ### The cache
+#
+# Kernels are kept on disk (`TORCHINDUCTOR_CACHE_DIR`; by default a folder in `/tmp`, which a cluster or a container
+# forgets). The next process follows the Python again but takes the kernels from there. For a new machine,
+# `torch.compiler.save_cache_artifacts()` packs everything into bytes, and `load_cache_artifacts` unpacks them (the
+# "mega-cache"; it is for the same kind of card and the same versions). The cell starts new processes that compile the
+# same function, one with the folder of the cell above, and on a card one with an empty folder and the packed bytes.
+# (For the processor those bytes hold C++ source, which would be compiled again.) We look at the result when they are
+# done, below.
+
+# %% name="new-process"
+child = f"""
+import json, math, sys, time, torch
+import torch._inductor.compile_fx
+
+{inspect.getsource(gelu_new)}
+if len(sys.argv) > 1:
+    torch.compiler.load_cache_artifacts(open(sys.argv[1], "rb").read())
+x = torch.randn({len(x)}, 3072, device="{device.type}", requires_grad=True)
+(x * 2).sum().backward()
+start = time.perf_counter()
+torch.compile(gelu_new)(x).sum().backward()
+x.grad[0, 0].item()
+print(json.dumps(time.perf_counter() - start))
+"""
+
+
+def new_process(folder, *arguments):
+    """A Python that runs `child` with `folder` as its cache; started, not waited for."""
+    caches = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": f"{folder}/triton"}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, "-c", child, *arguments],
+        env={**os.environ, **caches},
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+    )
+
+
+processes = {}
+if not cannot:
+    processes["a new process, same folder"] = new_process(str(CACHE))
+    packed = CACHE / "packed.bin"
+    packed.write_bytes(artifacts[0])
+    if on_card:
+        empty = tempfile.mkdtemp(prefix="lesson-07-")
+        processes["a new process, packed bytes"] = new_process(empty, str(packed))
+print(f"started: {len(processes)}")
+
+# %% [markdown]
+# ### Graph breaks
+#
+# Dynamo cannot follow everything. Three lines of the next function stop it: a `print`, an `if` that depends on the
+# numbers in a tensor, and `.item()`, which fetches a number to the host. At each one the graph ends. The result is
+# right; what is lost is fusion over the break, and the card waits for the host.
+
+
+# %% name="breaks"
+def chatty(x):
+    y = torch.tanh(x)
+    print("norm", end=" ")
+    if y.sum() > 0:
+        y = 2 * y
+    return y * y.sum().item()
+
+
+def quiet(x):
+    """The same numbers in one graph."""
+    y = torch.tanh(x)
+    y = torch.where(y.sum() > 0, 2 * y, y)
+    return y * y.sum()
+
+
+sample = torch.linspace(-1, 2, 50, device=device)
+for function in (chatty, quiet):
+    with compiling.fresh():
+        activity = compiling.watched(torch.compile(function, backend="eager"), sample)
+    print(f"\n{function.__name__}: {activity}\n")
+print("equal:", torch.allclose(chatty(sample), quiet(sample)))
+with compiling.fresh():
+    try:
+        torch.compile(chatty, backend="eager", fullgraph=True)(sample)
+    except torch._dynamo.exc.Unsupported as error:
+        print(f"fullgraph=True: {type(error).__name__}: {str(error).splitlines()[0]}")
+
+# %% [markdown]
+# `fullgraph=True` turns a break into an error: use it while you clean up a model. For a whole report of one function,
+# `torch._dynamo.explain(function)(x)`; for the reasons during a run, start it with the variable
+# `TORCH_LOGS="graph_breaks,recompiles"`.
+
+# %% [markdown]
+# ### Shapes that change
+#
+# Compiled code is for the shapes that it has seen. When a length changes, a guard fails and the function is compiled
+# again. From then on PyTorch assumes that this dimension changes and compiles for *any* length ("automatic dynamic").
+# `dynamic=False` forbids that: every length has its own code, up to a limit of 8
+# (`torch._dynamo.config.recompile_limit`); what comes later runs eagerly, without a word on the screen unless you ask
+# for it. Padding to multiples makes fewer lengths. `mark_dynamic` tells it before the first call.
+
+# %% name="guess-shapes"
+lab.guess(
+    "lengths",
+    None,
+    "Twelve different lengths, default settings: how many times is the function compiled?",
+)
+lab.guess("static", None, "And with dynamic=False?")
+
+# %% name="shapes"
+LENGTHS = [64 * i - 17 for i in range(4, 16)]  # 239, 303, ..., 943
+
+
+def padded(length, multiple):
+    return -(-length // multiple) * multiple
+
+
+def lengths_of(multiple=1, mark=False):
+    for length in LENGTHS:
+        x = torch.randn(1, padded(length, multiple), 64, device=device)
+        if mark:
+            torch._dynamo.mark_dynamic(x, 1)
+        yield x
+
+
+tries = {
+    "default": ({}, {}),
+    "dynamic=False": ({"dynamic": False}, {}),
+    "dynamic=False, padded to 256": ({"dynamic": False}, {"multiple": 256}),
+    "dynamic=True": ({"dynamic": True}, {}),
+    "mark_dynamic": ({}, {"mark": True}),
+}
+weight, table, compiled_times = torch.randn(64, 64, device=device), [], {}
+
+
+def half_of_an_mlp(x):
+    return gelu_new(x @ weight)
+
+
+def run_all(function, inputs):
+    for x in inputs:
+        function(x)
+
+
+for name, (options, inputs) in tries.items():
+    with compiling.fresh():
+        function = torch.compile(half_of_an_mlp, backend="eager", **options)
+        activity = compiling.watched(run_all, function, lengths_of(**inputs))
+    compiled_times[name] = activity.graphs
+    extra = sum(x.shape[1] for x in lengths_of(**inputs)) / sum(LENGTHS) - 1
+    first = activity.recompilations[0].why if activity.recompilations else "–"
+    table.append([name, activity.graphs, first, f"{extra:.0%}"])
+lab.table(["settings", "compiled", "the first guard that failed", "padding computed"], table)
+lab.answer("lengths", measured=compiled_times["default"], source=here)
+lab.answer(
+    "static",
+    measured=compiled_times["dynamic=False"],
+    source=here,
+    note="Eight is the limit: the last four lengths ran eagerly.",
+)
+
+# %% [markdown]
+# By now the new processes of the section *The cache* have finished. On the card and here:
+
+# %% name="cache"
+first_calls = {"nothing kept": None if cannot else note.seconds}
+for name, process in processes.items():
+    out, complaint = process.communicate(timeout=120)
+    first_calls[name] = None if process.returncode else json.loads(out)
+    if process.returncode:
+        print(f"{name}: {complaint.splitlines()[-1]}")
+table = []
+for name in ("nothing kept", "a new process, same folder", "a new process, packed bytes"):
+    row = lab.known("first call of gelu_new", first_calls.get(name), "s", what=name)
+    table.append([name, told(row["value"], seconds), row["label"]])
+    if not on_card and first_calls.get(name):
+        lab.fact("first call of gelu_new", first_calls[name], "s", what=name)
+        table.append([name, seconds(first_calls[name]), "cpu"])
+lab.table(["first call", "time", "source"], table)
+if artifacts:
+    print(f"packed bytes: {show(len(artifacts[0]))}")
+
+# %% [markdown]
+# What stays of a warm start is the following of the Python, which no cache keeps. Caches are also why a second
+# measurement looks better than the first: this lesson compiles into an empty folder each time it says *first call*.
+
+# %% [markdown]
+# ### A training step
+#
+# GPT-2 with 124 million parameters, 2 sequences of 1024 tokens, under autocast in 16 bits. (bf16 on Ampere and later;
+# on Turing cards, RTX 20 and T4, fp16 with a `GradScaler`, as the code does. No such card was at hand. Triton from 3.3
+# on cannot compile matrix products for them: the default mode writes none, `max-autotune` and FlexAttention do.)
+#
+# There are two ways to compile a model. `model.compile()` makes one graph of everything. *Regional* compilation
+# compiles the block that the model repeats: each block by itself, `block.compile()`. All twelve have the same code, so
+# the first that runs is compiled and the others use what it made.
+
+
+# %% name="training"
+def training(device, how="eager", activation="gelu_new", checkpointed=False, note=None):
+    with device:
+        model = lab.models.gpt2(
+            "gpt2", attention="sdpa", activation_function=activation
+        ).train()
+        tokens = torch.randint(0, 50257, (2, 1024))
+    if how == "blocks":
+        for block in model.transformer.h:
+            block.compile()
+    if checkpointed:  # around the compiled blocks: see below
+        lab.recipes.checkpoint_segments(model, 1)
+    if how == "whole":
+        model.compile()
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    scaler = torch.amp.GradScaler(device.type, enabled=half is torch.float16)
+
+    def step():
+        with torch.autocast(device.type, dtype=half):
+            loss = model(input_ids=tokens, labels=tokens).loss
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    step.tokens = 2 * 1024
+    return note.around(step) if note else step
+
+
+lab.guess(
+    "break-even",
+    None,
+    "The whole model compiled: after how many training steps is it ahead of eager?",
+    unit="steps",
+)
+lab.guess("speedup", None, "And how many times faster is it then?", unit="x")
+
+# %% name="whole-and-blocks"
+FIELDS = ("first call", "step", "peak")  # seconds, seconds, bytes
+ways = {
+    "eager": {"how": "eager"},
+    "eager, fused GELU": {"how": "eager", "activation": "gelu_pytorch_tanh"},
+    "each block compiled": {"how": "blocks"},
+    "whole model compiled": {"how": "whole"},
+}
+
+
+def trained(name, experiment=training, **sizes):
+    """First call, step and peak of an experiment: measured on a card, else what a card wrote in this lesson."""
+    found, plain = dict.fromkeys(FIELDS), "eager" in (sizes.get("how"), sizes.get("mode"))
+    if on_card and (plain or not cannot):
+        note = compiling.FirstCall()
+        with compiling.fresh():
+            report = lab.measure(
+                experiment,
+                budget=BUDGET,
+                name=name,
+                trace=False,
+                nearest=False,
+                note=note,
+                **sizes,
+            )
+        if report.ok:
+            times = note.seconds, report.timing.median_seconds
+            found = dict(zip(FIELDS, (*times, report.peak_bytes), strict=True))
+            print(f"{name}: {str(note.activity).splitlines()[0]}")
+    return {
+        field: lab.known(field, found[field], "bytes" if field == "peak" else "s", what=name)
+        for field in FIELDS
+    }
+
+
+runs = {name: trained(name, **sizes) for name, sizes in ways.items()}
+
+
+def value(name, field):
+    return runs[name][field]["value"]
+
+
+def payback(name):
+    """When a way to compile has paid; None where a number is missing."""
+    numbers = value(name, "first call"), value(name, "step"), value("eager", "step")
+    return None if None in numbers else compiling.Payback(*numbers)
+
+
+lab.table(
+    ["124M, 2 x 1024", "first call", "step", "tokens/s", "peak", "ahead after", "source"],
+    [
+        [
+            name,
+            told(value(name, "first call"), seconds),
+            told(value(name, "step"), seconds),
+            told(value(name, "step"), lambda s: f"{2048 / s:,.0f}"),
+            told(value(name, "peak"), show),
+            told(payback(name) if "compiled" in name else None, lambda p: f"{p.steps:,} steps"),
+            run["step"]["label"],
+        ]
+        for name, run in runs.items()
+    ],
+)
+
+# %% [markdown]
+# The price is paid once and the gain comes back with every step, so
+#
+# > break-even steps = (first call - later step) / (eager step - later step)
+#
+# If a compiled step is no faster, the number is infinite. Here is the same as a picture.
+
+# %% name="break-even"
+whole, regional = payback("whole model compiled"), payback("each block compiled")
+source = runs["eager"]["step"]["label"]
+if whole and regional:
+    last = 3 * max([p.steps for p in (whole, regional) if p.steps < math.inf], default=100)
+    counts = [last * i / 24 for i in range(25)]
+    curves = {
+        "eager": [whole.after(n)[0] for n in counts],
+        "each block compiled": [regional.after(n)[1] for n in counts],
+        "whole model compiled": [whole.after(n)[1] for n in counts],
+    }
+    lab.plots.show(
+        lab.plots.lines(
+            {name: (counts, times) for name, times in curves.items()},
+            x="training steps",
+            y="seconds since the start",
+            title="Compiling pays after some steps",
+            source=source,
+            zero=True,
+        )
+    )
+else:
+    print("no reference row yet: this picture needs a card")
+where = here if on_card else "reference"
+scope = f"{runs['eager']['step'].get('capability', lesson.sm)}"
+lab.answer("break-even", measured=whole and whole.steps, source=where)
+lab.answer("speedup", measured=whole and whole.speedup, source=where)
+if whole:
+    said = (
+        f"{whole.speedup:.2f} times the tokens/s; whole model ahead after {whole.steps:,} steps"
+    )
+    said += f", compiled by blocks ({regional.speedup:.2f} times) after {regional.steps:,}"
+    earlier = min(whole.steps, regional.steps)
+    verdict = f"holds when a run is longer than {earlier:,} steps"
+    lab.settle(
+        "faster",
+        measured=said,
+        verdict=verdict if earlier < math.inf else "does not hold",
+        source=where,
+        scope=scope,
+    )
+else:
+    lab.settle("faster", measured="no reference row", verdict="not measured here")
+
+# %% [markdown]
+# *What to see:* each compiled line starts at the price of its first call and is less steep. Where it crosses the eager
+# line it has paid.
+#
+# ### Why blocks start sooner
+#
+# The compiler's work grows with the operations that it is shown. The cell only follows the Python and counts: it uses
+# the backend `"eager"`, which writes no kernels at all. The model is narrow, because the width does not matter here.
+
+
+# %% name="regional"
+def small_gpt2(layers, dropout=0.0):
+    """A narrow GPT-2 that has the same operations as the large one."""
+    sizes = {
+        "n_layer": layers,
+        "n_embd": 64,
+        "n_head": 2,
+        "vocab_size": 512,
+        "n_positions": 1024,
+    }
+    drop = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    torch.manual_seed(0)
+    with device:
+        return lab.models.gpt2("gpt2", attention="sdpa", **sizes, **drop, **ends).train()
+
+
+masked = []  # of each attention call that the compiler sees: does it get a mask?
+
+
+def looking(graph, inputs):
+    """A backend that compiles nothing: it notes what is in the graph and gives it back."""
+    for node in graph.graph.nodes:
+        if node.target is torch.nn.functional.scaled_dot_product_attention:
+            masked.append(node.kwargs.get("attn_mask") is not None)
+    return graph.forward
+
+
+tokens, table, counted = torch.randint(0, 512, (2, 64), device=device), [], {}
+for how in ("whole", "blocks"):
+    masked.clear()
+    with compiling.fresh():
+        model = small_gpt2(2)
+        for part in model.transformer.h if how == "blocks" else [model]:
+            part.compile(backend=looking)
+        activity = compiling.watched(model, input_ids=tokens, labels=tokens)
+    counted[how] = activity.operations
+    table.append([how, activity.graphs, activity.operations, len(activity.breaks), any(masked)])
+head = [
+    "2 blocks, compiled as",
+    "graphs",
+    "operations in them",
+    "breaks",
+    "attention gets a mask",
+]
+lab.table(head, table)
+around = counted["whole"] - 2 * counted["blocks"]
+print(f"one block: {counted['blocks']} operations; around the blocks: {around}")
+print(f"twelve blocks in one graph: {around + 12 * counted['blocks']}")
+
+# %% [markdown]
+# Two things to see. The work of the compiler: one block's operations, once, against all of them. And the last column:
+# transformers (5.17 to 5.24, PyTorch before 2.14) cannot ask while it is being traced whether a mask is needed, so a
+# model that is compiled as a whole makes one, and SDPA may then not use its fastest kernel (lesson 06). Blocks that are
+# compiled by themselves get no mask, as in eager mode.
+#
+# What the regional way leaves out is everything between and after the blocks: the embedding, the last LayerNorm, the
+# loss. Remember the loss: it is where most of the memory goes (lesson 01), and we come back to it in the account.
+#
+# ### What a changing length costs
+#
+# The same kind of stream through the MLP of one block, at full width, forward and backward: a first pass, which
+# compiles, and later ones, when everything is there.
+
+
+# %% name="shapes-time"
+def stream(how, multiple=1):
+    """Seconds of the first and of a later pass over seven lengths through the MLP of a block."""
+    mlp = lab.models.gpt2("gpt2", n_layer=1).transformer.h[0].mlp.to(device)
+    if how != "eager":
+        mlp.compile(dynamic=None if how == "automatic" else how == "dynamic")
+
+    def run():
+        for length in LENGTHS[:7]:
+            x = torch.randn(4, padded(length, multiple), 768, device=device, requires_grad=True)
+            mlp(x).sum().backward()
+
+    note = compiling.FirstCall()
+    step = note.around(run)
+    step()
+    return note.seconds, lab.time_step(step, repeats=5, warmup=1).median_seconds
+
+
+streams = {
+    "eager": ("eager",),
+    "default (automatic)": ("automatic",),
+    "dynamic=True": ("dynamic",),
+    "dynamic=False, padded to 256": ("static", 256),
+}
+table = []
+for name, arguments in streams.items():
+    found = None, None
+    if on_card and not (cannot and name != "eager"):
+        with lab.budget(BUDGET), compiling.fresh():
+            found = stream(*arguments)
+    first, later = (
+        lab.known(f"stream, {which} pass", number, "s", what=name)
+        for which, number in zip(("first", "later"), found, strict=True)
+    )
+    table.append(
+        [name, told(first["value"], seconds), told(later["value"], seconds), later["label"]]
+    )
+lab.table(["seven lengths", "first pass", "later passes", "source"], table)
+
+# %% [markdown]
+# ### Modes
+#
+# `mode="reduce-overhead"` records the launches of all kernels once (a *CUDA graph*) and replays them: less work for
+# the host. It keeps its inputs and results at fixed addresses, in a memory pool of its own. `mode="max-autotune"`
+# lets Triton's matrix products compete with cuBLAS's for each shape, which takes long. One block, once small (the card
+# waits for the host) and once large (the host waits for the card); for `max-autotune` one product only, because trying
+# takes seconds for each shape:
+
+
+# %% name="modes"
+def one_block(device, mode="eager", batch=1, seq=128, note=None):
+    with device:
+        block = lab.models.gpt2("gpt2", attention="sdpa", n_layer=1).transformer.h[0].train()
+        x = torch.randn(batch, seq, 768, requires_grad=True)
+    if mode != "eager":
+        block.compile(mode=mode)
+
+    def step():
+        torch.compiler.cudagraph_mark_step_begin()  # a new step: old results may be overwritten
+        with torch.autocast(device.type, dtype=half):
+            y = block(x)
+            y = y[0] if isinstance(y, tuple) else y
+        y.float().square().mean().backward()
+        block.zero_grad(set_to_none=True)
+        x.grad = None
+
+    step.tokens = batch * seq
+    return note.around(step) if note else step
+
+
+def one_product(device, mode="eager", note=None):
+    with device:
+        layer = torch.nn.Linear(768, 3072)
+        x = torch.randn(8 * 1024, 768)
+    run = layer if mode == "eager" else torch.compile(layer, mode=mode)
+
+    def step():
+        with torch.no_grad(), torch.autocast(device.type, dtype=half):
+            run(x)
+
+    return note.around(step) if note else step
+
+
+table = []
+trials = [(one_block, {"batch": 1, "seq": 128}), (one_block, {"batch": 8, "seq": 1024})]
+modes = ("eager", "default", "reduce-overhead")
+trials = [(e, {**sizes, "mode": mode}) for e, sizes in trials for mode in modes]
+trials += [(one_product, {"mode": mode}) for mode in ("eager", "max-autotune-no-cudagraphs")]
+for experiment, sizes in trials:
+    shape = f"{sizes['batch']} x {sizes['seq']}" if "batch" in sizes else "8 x 1024"
+    what = f"{experiment.__name__.replace('_', ' ')}, {shape}"
+    with contextlib.redirect_stderr(io.StringIO()):  # max-autotune reports every choice there
+        run = trained(f"{what}, {sizes['mode']}", experiment, **sizes)
+    cells = zip(run.values(), (seconds, seconds, show), strict=True)
+    shown = [told(row["value"], how) for row, how in cells]
+    table.append([what, sizes["mode"], *shown, run["step"]["label"]])
+lab.table(["", "mode", "first call", "step", "peak", "source"], table)
+
+# %% [markdown]
+# ### Checkpointing
+#
+# Checkpointing keeps a block's input and runs the block again in backward (lesson 03). Inside one graph the compiler
+# sees all these second runs at once, and is free to order them. When several blocks are recomputed before the first of
+# them is used, their activations are alive together. The cell is the case of the issue, with simpler blocks: six MLPs
+# with a fused GELU, each in a checkpoint, all run twice in one step.
+
+
+# %% name="checkpointing"
+class Layer(torch.nn.Module):
+    def __init__(self, width=768):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(width)
+        self.up, self.down = (
+            torch.nn.Linear(width, 4 * width),
+            torch.nn.Linear(4 * width, width),
+        )
+
+    def forward(self, x):
+        wide = torch.nn.functional.gelu(self.up(self.norm(x)), approximate="tanh")
+        return x + self.down(wide)
+
+
+def twice(device, how="eager", note=None):
+    with device:
+        layers = torch.nn.ModuleList(Layer() for _ in range(6))
+        x = torch.randn(8, 1024, 768)
+
+    def through(h):
+        for layer in layers:
+            h = checkpoint(layer, h, use_reentrant=False)
+        return h
+
+    def forward(x):
+        first = through(x)
+        if how == "broken":
+            torch._dynamo.graph_break()  # the cure: nothing is moved over it
+        second = through(x / 2)
+        return first.float().square().mean() + second.float().square().mean()
+
+    if how == "blocks":
+        for layer in layers:
+            layer.compile()
+    run = torch.compile(forward) if how in ("whole", "broken") else forward
+
+    def step():
+        with torch.autocast(device.type, dtype=half):
+            loss = run(x)
+        loss.backward()
+        layers.zero_grad(set_to_none=True)
+
+    return note.around(step) if note else step
+
+
+four_ways = {
+    "eager": "eager",
+    "each layer compiled": "blocks",
+    "one graph": "whole",
+    "two graphs, a break between": "broken",
+}
+table, peaks = [], {}
+for name, how in four_ways.items():
+    run = trained(f"6 layers twice, checkpointed: {name}", twice, how=how)
+    cells = zip(run.values(), (seconds, seconds, show), strict=True)
+    table.append([name, *(told(row["value"], show_it) for row, show_it in cells)])
+    table[-1].append(run["peak"]["label"])
+    peaks[name] = run["peak"]["value"]
+lab.table(["6 layers twice, checkpointed", "first call", "step", "peak", "source"], table)
+if None in peaks.values():
+    lab.settle("checkpointing", measured="no reference row", verdict="not measured here")
+else:
+    ratio = {name: peak / peaks["eager"] for name, peak in peaks.items()}
+    said = ", ".join(f"{name} {r:.2f}" for name, r in ratio.items() if name != "eager")
+    higher, broken = ratio["one graph"] > 1.05, ratio["two graphs, a break between"] > 1.05
+    verdict = "holds when several checkpointed blocks are recomputed in one graph"
+    if higher and (broken or ratio["each layer compiled"] > 1.05):
+        verdict = "holds"
+    lab.settle(
+        "checkpointing",
+        measured=f"peak against eager: {said}",
+        verdict=verdict if higher else "does not hold",
+        source=where,
+        scope=scope,
+    )
+
+# %% [markdown]
+# ## Account
+#
+# Where does the saved memory come from? First from the blocks. Each saved tensor can be listed: PyTorch lets us look
+# at every tensor that is put away for backward. The compiler decides anew what to put away: it has both graphs,
+# forward and backward, and cuts between them where the fewest bytes cross. What is cheap to compute again, it
+# computes again. The cell lists for one block of the narrow model, without dropout. (Without a card it uses the backend
+# `aot_eager_decomp_partition`: the same cut, but no kernels.)
+
+# %% name="saved"
+backend = "aot_eager_decomp_partition" if cannot or not on_card else "inductor"
+
+
+def put_away(module, x):
+    """What ``module(x)`` keeps for backward: (shape, dtype, bytes) of each storage that is no weight."""
+    weights, found = {p.untyped_storage()._cdata for p in module.parameters()}, {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            row = (
+                tuple(tensor.shape),
+                str(tensor.dtype).removeprefix("torch."),
+                storage.nbytes(),
+            )
+            found.setdefault(storage._cdata, row)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        module(x)
+    return list(found.values())
+
+
+b, s, d = 2, 96, 64
+kept = {}
+for name, activation, compiled in [
+    ("eager, gelu_new", "gelu_new", False),
+    ("eager, gelu_pytorch_tanh", "gelu_pytorch_tanh", False),
+    ("compiled, gelu_new", "gelu_new", True),
+]:
+    block = small_gpt2(1).transformer.h[0]
+    block.mlp.act = {
+        "gelu_new": block.mlp.act,
+        "gelu_pytorch_tanh": torch.nn.GELU(approximate="tanh"),
+    }[activation]
+    x = torch.randn(b, s, d, device=device, requires_grad=True)
+    with compiling.fresh():
+        if compiled:
+            block.compile(backend=backend)
+        kept[name] = put_away(block, x)
+table = []
+for name, rows in kept.items():
+    wide = sum(n for shape, _, n in rows if math.prod(shape) == 4 * b * s * d)
+    everything = sum(n for _, _, n in rows)
+    table.append(
+        [name, len(rows), f"{everything / (b * s * d):.1f}", f"{wide / (b * s * d):.1f}"]
+    )
+lab.table(["one block, fp32", "tensors kept", "bytes / (b s d)", "of it 4 d wide"], table)
+
+# %% [markdown]
+# Eager `gelu_new` puts away its input, its tanh, half of its input and 1 + tanh, each 4 d wide, and the product that
+# follows keeps the result: 5 x 16 = 80 bytes for each of the b s d elements (lesson 01). Compiled, the input and the
+# result are left, 2 x 16 = 32: exactly what the fused `gelu_pytorch_tanh` keeps. So for the blocks the gain is
+#
+# > 48 b s d bytes a block in fp32 (3 x 16); for 12 blocks of width 768 and 2 x 1024 tokens: 864 MiB
+#
+# and writing `activation_function="gelu_pytorch_tanh"` into the configuration gives the same without a compiler. Under
+# autocast the factor is another one, because some of the eight operations run in fp32 and some in 16 bits.
+#
+# The second part is the loss. Eager, the logits exist several times at once: 16 bits, fp32, log-probabilities and
+# gradients. The compiler sees the loss only if it is given the whole model. The terms for the runs above:
+
+# %% name="account"
+per_copy = 4 * 2 * 1024 * 50257
+full = {name: value(name, "peak") for name in runs}
+table = []
+if None not in full.values():
+    for name, peak in full.items():
+        less = full["eager"] - peak
+        table.append([name, show(peak), show(less), f"{less / full['eager']:.1%}"])
+    lab.table(["124M, 2 x 1024", "peak", "less than eager", ""], table)
+    saved_by = {name: 1 - peak / full["eager"] for name, peak in full.items()}
+    fused, all_of_it = saved_by["eager, fused GELU"], saved_by["whole model compiled"]
+    said = f"whole model {all_of_it:.0%}, each block {saved_by['each block compiled']:.0%}; "
+    said += f"a fused GELU alone {fused:.0%}"
+    verdict = "holds" if all_of_it > 0.05 else "does not hold"
+    if verdict == "holds" and fused > 0.5 * all_of_it:
+        verdict = "holds when the eager model has unfused operations"
+    lab.settle("smaller", measured=said, verdict=verdict, source=where, scope=scope)
+else:
+    print("no reference row yet")
+    lab.settle("smaller", measured="no reference row", verdict="not measured here")
+print(f"one fp32 copy of the logits: {show(per_copy)}")
+
+# %% [markdown]
+# ## Equivalence
+#
+# Fusion changes rounding: numbers stay in registers in fp32 where eager rounds each result to memory's type, a sum is
+# taken in another order, and a multiplication with an addition becomes one instruction that rounds once. So compiled
+# and eager differ. By how much is right? We compute the truth in fp64 and compare both with it: if the compiled result
+# is as near to the truth as the eager one, nothing is wrong with it. The tolerance is 100 ε of fp32, as in lesson 01.
+
+
+# %% name="equivalence"
+def loss_and_gradient(model, tokens):
+    logits = model(input_ids=tokens).logits[:, :-1]  # the model's own loss is in fp32
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    loss.backward()
+    gradient = torch.cat([p.grad.flatten().double() for p in model.parameters()])
+    model.zero_grad(set_to_none=True)
+    return float(loss.detach()), gradient
+
+
+def off(found, truth):
+    return abs(found[0] / truth[0] - 1), float((found[1] - truth[1]).norm() / truth[1].norm())
+
+
+truth = loss_and_gradient(small_gpt2(2).double(), tokens)
+plain = loss_and_gradient(small_gpt2(2), tokens)
+with compiling.fresh():
+    model = compiling.compile_blocks(small_gpt2(2), backend=backend)
+    fused = loss_and_gradient(model, tokens)
+masks = []
+for drop in (
+    torch.nn.functional.dropout,
+    torch.compile(torch.nn.functional.dropout, backend=backend),
+):
+    torch.manual_seed(1)
+    masks.append(drop(torch.ones(10_000, device=device)) > 0)
+epsilon = torch.finfo(torch.float32).eps
+table = []
+for name, found in {"eager fp32": plain, "compiled fp32": fused}.items():
+    loss_off, gradient_off = off(found, truth)
+    close = max(loss_off, gradient_off) < 100 * epsilon
+    table.append([name, f"{loss_off:.1e}", f"{gradient_off:.1e}", close])
+lab.table(["against fp64", "loss off by", "gradient off by", "within 100 ε"], table)
+same = float((masks[0] == masks[1]).double().mean())
+print(
+    f"dropout of one half, the same seed: {same:.0%} of the mask is the same, compiled or not"
+)
+
+# %% [markdown]
+# ## Negative control
+#
+# Two programs that compiling must not speed up. First, one large matrix product: there is nothing to fuse, and the
+# library is used in both cases. Second, a model that decides by its numbers when to stop. The decision is inside a
+# loop, so Dynamo gives the whole function up and runs it as it was.
+
+
+# %% name="negative-control"
+def product(a, b):
+    return a @ b
+
+
+def until_settled(a, b):
+    """Layers until the result hardly moves."""
+    for _ in range(4):
+        new = torch.tanh(a @ b)
+        if (new - a).abs().mean().item() < 1e-9:
+            break
+        a = new
+    return a
+
+
+n = 8192 if on_card else 384
+a = torch.randn(n, n, device=device) / math.sqrt(n)
+c = torch.randn(n, n, device=device) / math.sqrt(n)
+gains, table = {}, []
+for function in (product, until_settled):
+    if cannot:
+        continue
+    eager = lab.time_step(functools.partial(function, a, c), repeats=6)
+    with compiling.fresh():
+        note = compiling.FirstCall()
+        step = note.around(functools.partial(torch.compile(function), a, c))
+        compiled = lab.time_step(step, repeats=6)
+    gains[function.__name__] = gain = eager.median_seconds / compiled.median_seconds
+    graphs = note.activity.graphs
+    table.append([function.__name__, str(eager), str(compiled), f"{gain:.2f}", graphs])
+lab.table(["function", "eager", "compiled", "times faster", "graphs"], table)
+if gains:
+    said = ", ".join(f"{name} {gain:.2f} times" for name, gain in gains.items())
+    if gelu_pays:
+        said += f"; gelu_new {gelu_pays.speedup:.2f} times"
+    verdict = "holds" if min(gains.values()) > 1.15 else "does not hold"
+    lab.settle(
+        "cure",
+        measured=said,
+        verdict=verdict,
+        source=here,
+        scope=lesson.sm if on_card else "this processor",
+    )
+else:
+    lab.settle("cure", measured=cannot, verdict="not measured here")
+
+# %% [markdown]
+# ## Pitfalls
+#
+# **It compiles again and again.** Lengths, batch sizes or a Python number change. Ask for the reasons with
+# `TORCH_LOGS="recompiles"`; pad to multiples, drop the last incomplete batch, use `mark_dynamic` or `dynamic=True`.
+#
+# **No gain at all.** Look for graph breaks (`.item()`, `print`, NumPy in the forward pass), for a program that spends
+# its time in large products, or for a loader that the card waits for.
+#
+# **An automatic search for the batch size is slow and then runs out of memory.** Every size is compiled. Search with
+# the eager model, then compile.
+#
+# **The peak is higher with checkpointing than without compiling.** Several blocks were recomputed in one graph. Compile
+# each block and wrap it in a checkpoint from outside, or put `torch._dynamo.graph_break()` between the parts.
+#
+# **The names in the checkpoint begin with `_orig_mod.`** That is what `torch.compile(model)` returns: a wrapper.
+# `model.compile()` compiles in place and leaves the names alone.
+#
+# **The loss is different with the same seed.** Dropout: compiled code draws its random numbers itself.
+# `torch._inductor.config.fallback_random = True` draws them as eager does, to compare the two (it is slower).
+#
+# **`Unsupported conversion` or a failed compilation on a T4 or an RTX 20.** Triton from 3.3 on does not support matrix
+# products below sm_80: leave out `max-autotune` and FlexAttention. No such card was at hand.
+#
+# ## Exercise 1
+#
+# *4 min, easy.* A log says: eager step 480 ms; compiled, the first step takes 64.4 s and later ones 400 ms. The last
+# batch of the first epoch, at step 250, is smaller, and that step takes 16 s longer because it is compiled again (for
+# any size from then on). After how many steps has the compiled run caught up?
+#
+# <details><summary>Hint</summary>
+#
+# What does each later step bring back? Add up everything that was paid, and see whether the catching up comes before or
+# after step 250.
+#
+# </details>
+
+# %% answer="caught_up"
+caught_up = ...
+### BEGIN SOLUTION
+caught_up = (64.4 - 0.4 + 16) / (0.480 - 0.400)
+### END SOLUTION
+
+# %% check="caught_up" points=1
+lab.check.number(
+    "caught_up",
+    caught_up,
+    (64.4 - 0.4 + 16) / 0.08,
+    tolerance=0.006,
+    mistakes={
+        64.0 / 0.08: ("The recompilation is paid by the same run.", 0.5),
+        64.4 / 0.08: ("The recompilation is paid by the same run.", 0.5),
+        80.0 / 0.4: "Add up all that was paid, and divide it by what a step brings back.",
+        80.4 / 0.4: "Divide by what a step brings back, not by what it takes.",
+        80.0 / 0.48: "Divide by what a step brings back, not by what it takes.",
+        80.4 / 0.48: "Divide by what a step brings back, not by what it takes.",
+        80 / 0.08 + 250: "The steps before the recompilation brought something back, too.",
+        80 / 80: "Milliseconds and seconds are mixed up.",
+    },
+    hint="How much was paid in all, and how much comes back with each step?",
+)
+
+# %% [markdown]
+# ## Exercise 2
+#
+# *8 min, medium.* `clipped` scales a tensor down when its norm is above a limit. The `if` breaks the graph. Write
+# `clipped_in_one_graph(x, limit)`: the same result for every `x` (zeros included), and one graph.
+#
+# <details><summary>Hint</summary>
+#
+# `torch.where` computes both cases and picks one; or think of a factor that is never larger than 1. What happens to
+# your factor when the norm is 0?
+#
+# </details>
+
+
+# %% name="clipped"
+def clipped(x, limit):
+    norm = x.norm()
+    if norm > limit:
+        x = x * (limit / norm)
+    return x
+
+
+# %% answer="clipped_in_one_graph"
+def clipped_in_one_graph(x, limit):
+    ### BEGIN SOLUTION
+    norm = x.norm()
+    return torch.where(norm > limit, x * (limit / norm), x)
+    ### END SOLUTION
+
+
+# %% check="clipped_in_one_graph" points=2
+def judged(x, limit):
+    """One case: the values of `clipped`, and one graph."""
+    wanted = clipped(x, limit)
+
+    def verdict(got):
+        if not isinstance(got, torch.Tensor):
+            return f"returns {type(got).__name__}: a tensor is asked for. Is there a `return`?"
+        if got.shape != wanted.shape:
+            return f"returns shape {tuple(got.shape)} instead of {tuple(wanted.shape)}."
+        if not torch.isfinite(got).all():
+            return "returns values that are not finite: which division goes wrong?"
+        if not torch.allclose(got.float(), wanted, rtol=1e-4, atol=1e-6):
+            below = torch.equal(wanted, x)
+            return f"other values than `clipped` where the norm is {'below' if below else 'above'} the limit."
+        torch.compiler.reset()
+        run = torch.compile(clipped_in_one_graph, backend="eager")
+        activity = compiling.watched(run, x.clone(), limit)
+        if activity.breaks:
+            return (
+                "right, but the graph breaks: which line still asks for a number of a tensor?"
+            )
+        return (
+            True
+            if activity.graphs == 1
+            else "computes nothing that Dynamo could see as one graph."
+        )
+
+    return lab.check.case(x, limit, expect=verdict, raw=True)
+
+
+lab.check.code(
+    "clipped_in_one_graph",
+    clipped_in_one_graph,
+    [
+        judged(torch.tensor([3.0, 4.0]), 1.0),
+        judged(torch.tensor([0.3, 0.4]), 1.0),
+        judged(torch.zeros(3), 1.0),
+        judged(torch.full((2, 3), 5.0), 0.5),
+    ],
+    points=2,
+    seconds=60,
+)
+
+# %% [markdown]
+# ## Exercise 3
+#
+# *6 min, medium.* Three models train slowly. A profiler says where the time of a step goes:
+#
+# ```
+# A   88 % matrix products of large tensors,  9 % LayerNorm, GELU, dropout, additions,  3 % card idle
+# B   41 % matrix products,                  52 % LayerNorm, GELU, dropout, additions,  7 % card idle
+# C   20 % matrix products,                  10 % LayerNorm, GELU, dropout, additions, 70 % card idle:
+#     in every layer the host reads a loss with .item() and decides whether to go on
+# ```
+#
+# Which one gains most from `torch.compile`, with the code as it is? And why do the other two gain little?
+#
+# <details><summary>Hint</summary>
+#
+# What can be fused, and how much would be left of the step if that part took no time? What happens to a graph at
+# `.item()`?
+#
+# </details>
+
+# %% answer="gains"
+gains_most = ...
+### BEGIN SOLUTION
+gains_most = "B"
+### END SOLUTION
+
+# %% check="gains" points=1
+lab.check.choice(
+    "gains",
+    gains_most,
+    "B",
+    of=("A", "B", "C"),
+    mistakes={
+        "A": "If all that can be fused took no time at all, how much faster would A be?",
+        "C": "Can the compiler see past a number that the host must read first?",
+    },
+)
+
+# %% answer="why_little" points=2
+why_little = ...
+### BEGIN SOLUTION
+why_little = """A spends its time in large matrix products, which the library does as well as the compiler: only
+9 % can be fused, so at most a tenth is gained.
+C waits for the host: each .item() breaks the graph, the card idles, and nothing can be fused over the break. The
+decision has to move onto the card (torch.where, or a check every few steps) first."""
+### END SOLUTION
+
+# %% check="why_little"
+lab.check.words(
+    "why_little",
+    why_little,
+    {
+        r"matrix|matmul|product|gemm|cublas|library": "What does A spend its time on, and can that be fused?",
+        r"\.?item\b|graph.?break|break|host|cpu|sync|data.?dependent|decision|decid": "What stops the compiler in C?",
+        r"fus|9 ?%|small part|little (left|to)|nothing (left )?to|tenth|wait|idle": (
+            "What is left to be gained in A, and what does the card do in C?"
+        ),
+    },
+    against={
+        r"(do not|don't) know|no idea": "Say what you do know: what takes the time in A, and in C?",
+        r"\b(a|c) gains (the )?most": "Does A or C gain most?",
+    },
+    points=2,
+    least=20,
+)
+
+# %% [markdown]
+# ## Take-away
+#
+# 1. Compiling fuses what lies between matrix products. It pays after (first call - later step) / (eager - later step)
+#    steps; compile the repeated block to start sooner, the whole model to fuse the loss as well.
+# 2. Count graphs, breaks and recompilations before you believe a time. Changing lengths: pad to multiples, or say that
+#    they change.
+# 3. Part of the saved memory is one unfused activation, and a fused one is a line in the configuration. With
+#    checkpointing, compile inside the checkpoint, block by block.
+
+# %% name="finish"
+lab.finish(
+    "Compile the blocks when the run is longer than the break-even steps; check that there is one graph, "
+    "and that a second shape compiles at most once more."
+)
