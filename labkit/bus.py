@@ -50,11 +50,9 @@ class Transfer:
         return f"{self.direction}, {'pinned' if self.pinned else 'pageable'}"
 
     def spread(self) -> tuple[float, float]:
-        """The rates half an interquartile range of the time below and above the median."""
-        half = self.timing.spread_seconds / 2
-        return self.nbytes / (self.timing.median_seconds + half), self.nbytes / max(
-            self.timing.median_seconds - half, 1e-9
-        )
+        """The rate divided and multiplied by what half an interquartile range is beside the median time."""
+        off = 1 + self.timing.spread_seconds / 2 / self.timing.median_seconds
+        return self.rate / off, self.rate * off
 
 
 def measure_bus(

@@ -96,6 +96,21 @@ class _ByStorage(saved_tensors_hooks):
         raise NotImplementedError
 
 
+def drop_hooks_with(owner: Any, model: torch.nn.Module) -> None:
+    """When `owner` (a step function) is collected, empty the post-accumulate-grad hooks of `model`'s parameters.
+
+    A hook that refers to its own parameter, as those of torchao's `CPUOffloadOptimizer` do, makes a circle through
+    C++ that Python's collector does not see: without this, model and optimizer stay in memory until the process ends.
+    """
+    hooks = [p._post_accumulate_grad_hooks for p in model.parameters() if p._post_accumulate_grad_hooks is not None]
+    weakref.finalize(owner, _clear, hooks)
+
+
+def _clear(hooks: list[Any]) -> None:
+    for one in hooks:
+        one.clear()
+
+
 # ------------------------------------------------------------------------------------------ on the host
 
 

@@ -1,0 +1,1601 @@
+# ---
+# jupyter:
+#   labkit:
+#     title: What may live on the host?
+#     question: Which bytes may leave the card, and when does the bus cost nothing?
+#     after: measure your bus, say what an offload costs before you switch it on, and choose what moves
+#     minutes: {gpu: 1, cpu: 0.7}
+#     memory: 8 GiB budget
+#     needs: [01_baseline_oom]
+#     fetch: []
+# ---
+
+# %% name="begin"
+import importlib.util
+import math
+import tempfile
+from pathlib import Path
+
+import torch
+
+from IPython.utils.capture import capture_output
+from accelerate import infer_auto_device_map, init_empty_weights, load_checkpoint_and_dispatch
+from safetensors.torch import load_file
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+
+import labkit as lab
+from labkit import bus, offload
+
+lesson = lab.begin("05_offload")
+BUDGET = lesson.budget  # bytes that PyTorch may take from the card
+on_card = lab.device().type == "cuda"
+MiB, GiB = 2**20, 2**30
+show, show_time = lab.show_bytes, lab.show_seconds
+
+
+def quietly():
+    """Libraries' progress bars and remarks about themselves stay out of the cell."""
+    return capture_output(stdout=False, stderr=True, display=True)
+
+
+quick = {"budget": BUDGET, "trace": False, "nearest": False, "stateless": True}
+
+# %% [markdown]
+# ## Claims
+#
+# Five sentences about memory that is somewhere else. This run fills in the empty columns at the end.
+#
+# | word | meaning |
+# | --- | --- |
+# | host | the computer around the card: its processor and its main memory (RAM) |
+# | bus | the link between host and card, as a rule PCI Express (PCIe): generation and lanes (x16) say how fast |
+# | to offload | to keep something in the host's memory and to bring it to the card when it is needed |
+# | pinned | memory of the host that the system may not move or swap out; the card can read it by itself |
+# | pageable | all other memory of the host: copies go through a pinned buffer of the driver's |
+# | stream | a queue of work for the card; work in two streams can run at the same time |
+# | side stream | a stream for copies, next to the one that computes |
+# | to prefetch | to start a copy before its result is asked for |
+# | saved tensor | a result of the forward pass that autograd keeps for backward (an activation) |
+# | hook | a function of yours that PyTorch calls at a certain moment |
+# | arithmetic intensity | operations for each byte that must be moved, in FLOP per byte |
+# | break-even | the point from which on something costs less than it brings |
+
+# %% name="claims"
+lab.claim(
+    "host",
+    "What does not fit on the card moves to the host, at the price of the bus.",
+    said_by="documentation",
+)
+lab.claim(
+    "hidden",
+    "With a side stream and prefetching, offloaded activations cost no time.",
+    said_by="blog posts",
+)
+lab.claim("embedding", "The embedding on the host saves 1.8 GB.", said_by="a training log")
+lab.claim("compressed", "Compressed activations save 0.4 GB.", said_by="a training log")
+lab.claim("zero", "ZeRO's stages save memory, on one card too.", said_by="forum answers")
+lab.claims()
+
+# %% [markdown]
+# ## Experiment
+#
+# ### The bus first
+#
+# Whatever is offloaded crosses the bus, so its speed decides everything else. It is measured, not read from a box:
+# slots are often wired with fewer lanes than the card has. Copies of four sizes go in both directions, from and to
+# pinned and pageable memory.
+
+# %% name="guess-bus"
+lab.guess("bus", None, "From pinned memory to the card, 256 MiB: how fast?", unit="GB/s")
+lab.guess("pageable", None, "Pageable memory, the same copy: how many times slower?", unit="x")
+
+# %% name="bus"
+rows = []
+for transfer in bus.measure_bus(["64KiB", "1MiB", "16MiB", "256MiB"]):
+    low, high = transfer.spread()
+    rows.append(
+        lab.fact(
+            "bus",
+            transfer.rate / 1e9,
+            "GB/s",
+            what=f"{transfer.kind}, {transfer.nbytes}",
+            transfer=transfer.kind,
+            nbytes=transfer.nbytes,
+            low=low / 1e9,
+            high=high / 1e9,
+        )
+    )
+if not on_card:
+    rows += lab.reference("bus")  # of a real card; what was measured here is the host alone
+curves, labels = {}, {}
+for row in sorted(rows, key=lambda row: row["nbytes"]):
+    curves.setdefault(row["transfer"], {})[row["nbytes"]] = row
+    labels[row["transfer"]] = row["label"]
+
+
+def bus_rate(kind):
+    """Bytes per second of the largest copies of that kind; None where no card has measured it."""
+    return 1e9 * max(curves[kind].items())[1]["value"] if kind in curves else None
+
+
+TO_HOST, TO_CARD = bus_rate("to host, pinned"), bus_rate("to device, pinned")
+PAGEABLE = bus_rate("to device, pageable")
+head = ["copy", *(show(n) for n in sorted({row["nbytes"] for row in rows})), "GB/s from"]
+lab.table(
+    head,
+    [
+        [
+            kind,
+            *(f"{r['value']:.1f} ({r['low']:.1f} to {r['high']:.1f})" for r in found.values()),
+            labels[kind],
+        ]
+        for kind, found in curves.items()
+    ],
+)
+lab.answer(
+    "bus", measured=TO_CARD / 1e9 if TO_CARD else None, source=None if on_card else "reference"
+)
+slower = TO_CARD / PAGEABLE if TO_CARD else None
+lab.answer("pageable", measured=slower, source=None if on_card else "reference")
+lab.plots.lines(
+    {
+        kind: ([n / MiB for n in found], [r["value"] for r in found.values()])
+        for kind, found in curves.items()
+    },
+    x="size of one copy (MiB)",
+    y="GB/s",
+    title="Copies between host and card",
+    source=" · ".join(dict.fromkeys(labels.values())),
+    log="xy",
+)
+
+# %% [markdown]
+# *What to see:* small copies are slow whatever the memory: each costs some microseconds before the first byte moves.
+# Large ones reach the speed of the link, but only from pinned memory. (Without a card, the curve *within the host* is
+# this machine's own memory: no bus can take bytes from there faster.)
+#
+# ### What the host must be set to
+#
+# The generation and width of the link come from the driver. *Swappiness* says how readily Linux writes pages of
+# programs to disk: pinned pages never, but an optimizer's state in pageable memory can be swapped out, and each step
+# then waits for the disk. `ulimit -l` limits memory that a program *locks* itself (`mlock`; DeepSpeed's copies to
+# NVMe and some network libraries do); CUDA's pinned memory is taken by the driver, and the last line of the table
+# says whether that limit counted here.
+
+# %% name="host"
+host = bus.host()
+pinned_most = max(
+    (
+        r["nbytes"]
+        for r in rows
+        if r["transfer"].endswith("pinned") and r["source"] == "measured"
+    ),
+    default=0,
+)
+link = f"PCIe {host.link[0]} x{host.link[1]}" if host.link else "no card, or not told"
+most = f"PCIe {host.link_most[0]} x{host.link_most[1]}" if host.link_most else "–"
+counted = "not tried here"
+if pinned_most and host.memlock_bytes is not None:
+    counted = f"{show(pinned_most)} were pinned: {'no' if pinned_most > host.memlock_bytes else 'not reached'}"
+lab.table(
+    ["setting", "here", "wanted"],
+    [
+        ["link now (idle cards slow it down)", link, "x16, the card's own generation"],
+        ["link at most", most, "the same; else: another slot"],
+        [
+            "at most by the standard",
+            f"{host.link_rate / 1e9:.1f} GB/s" if host.link_rate else "–",
+            "",
+        ],
+        [
+            "host memory, free now",
+            f"{show(host.memory_bytes)}, {show(host.available_bytes)}",
+            "see below",
+        ],
+        ["swappiness", str(host.swappiness), "10 or less while training"],
+        ["ulimit -l", host.memlock, "unlimited for DeepSpeed's NVMe"],
+        ["did ulimit -l count for CUDA?", counted, "no"],
+    ],
+)
+
+# %% [markdown]
+# ### The optimizer on the host
+#
+# Lesson 01 ended with a run that accumulation could not cure: gpt2-large, fp32, AdamW, one sequence of 512 tokens.
+# Its model alone takes 16 bytes for each of 774 million parameters. 8 of the 16 are the optimizer's state, which is
+# used once in a step and is otherwise asleep: the first thing to move.
+#
+# torchao's `CPUOffloadOptimizer` keeps a copy of the weights and the state on the host and steps *there*, on the
+# processor. Over the bus go the gradients, while backward is still running, and the new weights on their way back.
+# With `offload_gradients=True` each gradient leaves the card as soon as it is copied; this excludes accumulation,
+# because a gradient that is gone cannot be added to.
+
+
+# %% name="training"
+def training(
+    device, size="gpt2", batch=2, seq=1024, optimizer="adamw", on_host="", micro_batches=1
+):
+    with device:
+        model = lab.models.gpt2(size, attention="sdpa").train()
+        tokens = torch.randint(0, 50257, (micro_batches, batch, seq))
+    kind = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[optimizer]
+    if on_host:  # "state" or "state and gradients"
+        from torchao.optim import CPUOffloadOptimizer
+
+        gradients = on_host == "state and gradients"
+        steps = CPUOffloadOptimizer(
+            model.parameters(), kind, offload_gradients=gradients, lr=1e-4
+        )
+    else:
+        steps = kind(model.parameters(), lr=1e-4, foreach=True)
+
+    def step():
+        for part in tokens:
+            loss = model(input_ids=part, labels=part).loss / micro_batches
+            loss.backward()
+        steps.step()
+        steps.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    if on_host:  # its hooks hold the model in a circle, see Pitfalls
+        offload.drop_hooks_with(step, model)
+    step.tokens = micro_batches * batch * seq
+    return step
+
+
+lab.guess(
+    "large", None, "gpt2-large with state and gradients on the host: the peak?", unit="GiB"
+)
+
+# %% name="large"
+large = {"size": "gpt2-large", "batch": 1, "seq": 512}
+plain_large = lab.measure(training, name="gpt2-large", repeats=0, **large, **quick)
+away_large = lab.measure(
+    training,
+    name="gpt2-large, state and gradients on the host",
+    repeats=2,
+    on_host="state and gradients",
+    **large,
+    **quick,
+)
+away_large = lab.with_times([away_large])[0]
+print(plain_large, away_large, sep="\n")
+
+
+def seconds(report):
+    """The median time of a step; None where no card has measured it."""
+    return report.timing.median_seconds if report.ok and report.timing else None
+
+
+N_large = 774_030_080
+activations = 36 * 114 * 512 * 1280 + 3 * 4 * 512 * 50257  # of 36 blocks, and around the loss
+lab.answer(
+    "large",
+    measured=away_large.peak_bytes / GiB if away_large.ok else None,
+    formula=(4 * N_large + activations) / GiB,
+    note="The weights, and what one sequence makes: activations and logits.",
+)
+
+# %% [markdown]
+# Now what it saves and costs, on a model that fits either way: GPT-2 124M, one sequence of 256 tokens and two of
+# 1024. Few tokens put the peak into the optimizer's step, many into the start of backward (lesson 01).
+
+# %% name="optimizer"
+places = {"all on the card": "", "state on the host": "state"}
+places["state and gradients on the host"] = "state and gradients"
+N = 124_439_808
+optimizers = {}
+for batch, seq in ((1, 256), (2, 1024)):
+    for words, on_host in places.items():
+        optimizers[batch, seq, on_host] = lab.measure(
+            training,
+            name=f"{words}, {batch} x {seq}",
+            repeats=5,
+            batch=batch,
+            seq=seq,
+            on_host=on_host,
+            **quick,
+        )
+timed = dict(zip(optimizers, lab.with_times(optimizers.values()), strict=True))
+table = []
+for (batch, seq, on_host), report in timed.items():
+    plain = timed[batch, seq, ""]
+    both = plain.ok and report.ok and on_host
+    saved = plain.peak_bytes - report.peak_bytes if both else 0
+    table.append(
+        [
+            report.name,
+            show(report.peak_bytes) if report.ok else "out of memory",
+            f"{show(saved)} ({saved / N:.1f} bytes a parameter)" if both else "",
+            show_time(seconds(report)),
+        ]
+    )
+lab.table(["where", f"peak ({lesson.source})", "saved", "one step"], table)
+
+# %% [markdown]
+# Count the bytes for each parameter. Where the peak is in the optimizer's step, everything that AdamW brings is gone:
+# 8 for its two averages and 4 for the temporary copy of the `foreach` version; and 4 more with the gradients. Where
+# the peak is at the start of backward, temporaries and gradients are not there anyway, and only the 8 are saved.
+#
+# ### Activations on the host: `save_on_cpu`, and a side stream
+#
+# Autograd lets two functions of yours decide how a saved tensor is kept: `pack` gets it when an operator saves it,
+# `unpack` gives it back when backward asks. `torch.autograd.graph.save_on_cpu` is such a pair: copy to the host, copy
+# back. Its copies run on the stream that computes, so computing waits for every one of them.
+#
+# `labkit.offload.Prefetching` is another pair, on the same hooks: it copies on a side stream, it starts to fetch the
+# next tensors before backward asks, it reuses its pinned buffers, it treats each storage once, and it leaves weights
+# where they are. (`torchtune` had the same idea in `OffloadActivations`.) Read it: it is 120 lines.
+#
+# The hooks go around the blocks only. The logits and what the loss makes of them are needed at once, so it would be
+# foolish to send them away.
+
+
+# %% name="keeping"
+KINDS = {
+    "on the card": None,
+    "save_on_cpu": lambda model: save_on_cpu(),
+    "save_on_cpu, pinned": lambda model: save_on_cpu(pin_memory=True),
+    "prefetching": lambda model: offload.Prefetching(model, window="128MiB"),
+    "bfloat16": lambda model: offload.Compressed("bfloat16", model),
+    "int8": lambda model: offload.Compressed("int8", model),
+}
+
+
+def around(block, hooks):
+    """Make the hooks hold for everything that `block` saves in its forward pass."""
+    forward = block.forward
+
+    def inside(*args, **kwargs):
+        with hooks:
+            return forward(*args, **kwargs)
+
+    block.forward = inside
+
+
+def keeping(device, kind="on the card", batch=1, seq=1024, blocks=12, last=False):
+    """AdamW on GPT-2; what the first (or last) `blocks` blocks save is kept as `kind` says."""
+    with device:
+        model = lab.models.gpt2("gpt2", attention="sdpa").train()
+        tokens = torch.randint(0, 50257, (batch, seq))
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    if KINDS[kind]:
+        hooks = KINDS[kind](model)
+        chosen = list(model.transformer.h)
+        for block in chosen[-blocks:] if last else chosen[:blocks]:
+            around(block, hooks)
+
+    def step():
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    step.tokens = batch * seq
+    return step
+
+
+lab.guess(
+    "kept",
+    None,
+    "One sequence of 1024 tokens: what do 12 blocks keep for backward?",
+    unit="MiB",
+)
+lab.guess(
+    "slower",
+    None,
+    "All of it to the host and back, prefetching: how many times as long is a step?",
+    unit="x",
+)
+
+# %% name="activations"
+kept = {}
+for kind in KINDS:
+    kept[kind] = lab.measure(
+        keeping,
+        name=f"activations: {kind}",
+        repeats=2 if kind == "save_on_cpu" else 8,
+        kind=kind,
+        **quick,
+    )
+kept = dict(zip(kept, lab.with_times(kept.values()), strict=True))
+base = kept["on the card"]
+lab.table(
+    [
+        "saved tensors of the blocks",
+        f"peak ({lesson.source})",
+        "saved",
+        "one step",
+        "as long as before",
+    ],
+    [
+        [
+            kind,
+            show(report.steady.allocated_bytes),
+            show(base.steady.allocated_bytes - report.steady.allocated_bytes),
+            show_time(seconds(report)),
+            f"{seconds(report) / seconds(base):.2f} x"
+            if seconds(report) and seconds(base)
+            else "–",
+        ]
+        for kind, report in kept.items()
+    ],
+)
+full = {kind: lab.measure(keeping, name=f"8 x 1024, {kind}", repeats=0, kind=kind, batch=8, **quick)
+        for kind in ("on the card", "prefetching")}  # fmt: skip
+for report in full.values():
+    print(report)
+
+# %% [markdown]
+# The batch that lesson 01 could not fit, 8 x 1024, now is a question of time, not of memory.
+
+# %% [markdown]
+# ## Account
+#
+# ### When transfer hides behind computing
+#
+# A copy costs nothing when the card computes at least as long at the same time. So two times are compared: bytes over
+# the bus's rate, and operations over the card's. First the bytes. The cell runs one block and counts what autograd
+# hands to `pack`: how much in all, how much of it is weights or the same storage again, and what is left.
+
+# %% name="counted"
+d, L, V, s = 768, 12, 50257, 1024
+packed = []
+
+
+def one_block(device):
+    with device:
+        block = lab.models.gpt2("gpt2", attention="sdpa", n_layer=1).transformer.h[0].train()
+        x = torch.randn(1, s, d, requires_grad=True)
+    weights = {p.untyped_storage()._cdata for p in block.parameters()}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        kind = "weights" if storage._cdata in weights else "activations"
+        packed.append(
+            (kind, storage._cdata, storage.nbytes(), tensor.numel() * tensor.element_size())
+        )
+        return tensor
+
+    def step():
+        packed.clear()
+        with saved_tensors_hooks(pack, lambda tensor: tensor):
+            y = block(x)
+            y = y[0] if isinstance(y, tuple) else y  # a tuple in older versions of transformers
+        y.sum().backward()
+
+    return step
+
+
+lab.measure(one_block, name="one block", repeats=0, trace=False, record=False)
+handed = sum(nbytes for *_, nbytes in packed)
+of_weights = sum(nbytes for kind, *_, nbytes in packed if kind == "weights")
+storages = {number: nbytes for kind, number, nbytes, _ in packed if kind == "activations"}
+block_bytes = sum(storages.values())
+lab.table(
+    ["one block, 1 x 1024, fp32", "bytes"],
+    [
+        ["handed to `pack` (what save_on_cpu copies)", show(handed)],
+        ["of it weights, which are on the card anyway", show(of_weights)],
+        ["of it a storage that came before", show(handed - of_weights - block_bytes)],
+        [f"left: {len(storages)} storages (what prefetching copies)", show(block_bytes)],
+        ["by the formula of lesson 01, 114 b s d", show(114 * s * d)],
+    ],
+)
+lab.answer("kept", measured=L * block_bytes / MiB, formula=L * 114 * s * d / MiB)
+
+
+# %% [markdown]
+# Then the times. One block needs 24 d² operations for each token in its forward pass, and keeps 114 d bytes. Their
+# quotient, 24 d² / 114 d = d / 4.75 operations for each byte, is the block's arithmetic intensity. It does not
+# contain the batch: twice as many tokens compute twice as long and have twice as much to copy. **Offloading
+# activations has no break-even batch; it has a break-even width** (and a break-even card: slow cards hide more). What
+# can be chosen is how many blocks go: while 12 blocks compute, the bus carries the activations of
+#
+# k = 12 · (time of one block's forward) · (rate to the host) / (bytes of one block)
+#
+# blocks, and those are best the *first* ones: they are saved earliest and needed last.
+
+
+# %% name="break-even-blocks"
+def block_forward(device):
+    with device:
+        block = lab.models.gpt2("gpt2", attention="sdpa", n_layer=1).transformer.h[0].train()
+        x = torch.randn(1, s, d, requires_grad=True)
+    return lambda: block(x)
+
+
+def on_a_card(measured):
+    """What `measured()` gives, on a card and under the budget; None without one."""
+    if not on_card:
+        return None
+    with lab.budget(BUDGET):
+        return measured()
+
+
+forward = lab.known(
+    "block_forward",
+    on_a_card(lambda: lab.time_step(block_forward(lab.device())).median_seconds),
+    "s",
+)
+t_block = forward["value"]
+hidden = None
+if t_block and TO_HOST:
+    hidden = min(L, int(L * t_block * TO_HOST / block_bytes))
+    print(
+        f"{forward['label']}: a block computes {show_time(t_block)} forward, its activations take "
+        f"{show_time(block_bytes / TO_HOST)} to the host:\nof 12 blocks the bus keeps up with {hidden}."
+    )
+sweep = {}
+for last in (False, True) if on_card else (False,):
+    for blocks in (2, 4, 6, 8, 12) if on_card else (4,):
+        name = f"{'last' if last else 'first'} {blocks} blocks, prefetching"
+        sweep[last, blocks] = lab.measure(
+            keeping, name=name, repeats=8, kind="prefetching", blocks=blocks, last=last, **quick
+        )
+
+
+def times_of(last):
+    """(blocks, seconds of a step) as this card, or the reference card, measured them."""
+    if on_card:
+        return [(n, seconds(r)) for (which, n), r in sweep.items() if which == last and r.ok]
+    found = []
+    for n in (2, 4, 6, 8, 12):
+        rows = lab.reference(
+            f"{'last' if last else 'first'} {n} blocks, prefetching", kind="report"
+        )
+        found += [(n, r["timing"]["median_seconds"]) for r in rows if r.get("timing")]
+    return found
+
+
+first_times, last_times = times_of(False), times_of(True)
+for (_, blocks), report in sweep.items():
+    if blocks == 4 and report.ok:
+        print(f"{report.name}: peak {show(report.steady.allocated_bytes)} ({report.source})")
+if first_times and seconds(base):
+    t0 = seconds(base)
+    late = [max(0, n * block_bytes / TO_HOST - L * t_block) for n in range(L + 1)]
+    picture = lab.plots.lines(
+        {
+            "first blocks": (
+                [0, *(n for n, _ in first_times)],
+                [1e3 * t0, *(1e3 * t for _, t in first_times)],
+            ),
+            "last blocks": (
+                [0, *(n for n, _ in last_times)],
+                [1e3 * t0, *(1e3 * t for _, t in last_times)],
+            ),
+            "formula, first blocks": (range(L + 1), [1e3 * (t0 + wait) for wait in late]),
+        },
+        x="blocks whose activations go to the host",
+        y="one step (ms)",
+        title="What hides and what does not",
+        source=forward["label"],
+        marks={f"hidden: {hidden}": hidden},
+        zero=True,
+    )
+    lab.plots.show(picture)
+else:
+    print("no reference row: the times of this figure need a card")
+
+# %% [markdown]
+# *What to see:* with the first blocks the curve is flat as long as the bus keeps up, and then rises with the slope of
+# the bus. With the last blocks it rises at once: what they save is asked for before it has left.
+
+# %% name="settle-hidden"
+ratio = None
+if seconds(kept["prefetching"]) and seconds(base):
+    ratio = seconds(kept["prefetching"]) / seconds(base)
+lab.answer("slower", measured=ratio, source=None if on_card else "reference")
+where = {} if on_card else {"source": "reference", "scope": "sm_90"}
+if ratio is None:
+    lab.settle("hidden", measured="needs a card", verdict="not measured here")
+else:
+    said = f"all 12 blocks of GPT-2 124M in fp32: {ratio:.2f} x the time"
+    free = [n for n, t in first_times if t < 1.05 * seconds(base)]
+    if ratio < 1.05:
+        verdict = "holds"
+    elif free:
+        verdict = f"holds when only the first {max(free)} of 12 blocks go (within 5 %)"
+    else:
+        verdict = "does not hold"
+    lab.settle("hidden", measured=said, verdict=verdict, **where)
+
+# %% [markdown]
+# ### The optimizer's break-even batch
+#
+# With the optimizer the batch does count: 4 N bytes of gradients go down and 4 N bytes of weights come back *once a
+# step*, and the processor steps once, however many sequences there were. Gradients leave during backward and hide
+# there, as a rule. The processor's AdamW reads and writes 28 bytes for each parameter, in the host's memory, and the
+# weights' way back overlaps with it. So the price of a step is about
+#
+# price = max(processor's AdamW, 4 N / rate to the card) + max(0, 4 N / rate to the host - backward)
+#
+# and it is at most a tenth of the step from price / (0.1 · time of a sequence) sequences on, by accumulation if need
+# be.
+
+
+# %% name="break-even-batch"
+def host_adam(parameters):
+    """Seconds that the processor needs for AdamW on so many parameters (a quarter is timed)."""
+    weights = torch.zeros(parameters // 4, requires_grad=True)
+    weights.grad = torch.ones_like(weights)
+    optimizer = torch.optim.AdamW([weights], fused=True)
+    return 4 * lab.time_step(optimizer.step, device="cpu", repeats=5, least=3).median_seconds
+
+
+def time_of(micro_batches, on_host=""):
+    """Seconds of a step of so many micro-batches of 2 x 512."""
+    step = training(
+        lab.device(), batch=2, seq=512, on_host=on_host, micro_batches=micro_batches
+    )
+    return lab.time_step(step, warmup=1, repeats=3, least=3).median_seconds
+
+
+processor = lab.fact("host_adam", host_adam(N), "s", source="measured" if on_card else "cpu")
+print(f"AdamW for {N:,} parameters on this processor: {show_time(processor['value'])}")
+found = dict.fromkeys(("sequence", "price", "step", "offloaded"))
+micro_batches = None
+if on_card:
+    with lab.budget(BUDGET):
+        one, two = time_of(1), time_of(2)
+        found["sequence"] = (two - one) / 2
+        found["price"] = time_of(1, "state") - one
+        backward = 2 / 3 * 2 * found["sequence"]
+        formula = max(processor["value"], 4 * N / TO_CARD)
+        formula += max(0, 4 * N / TO_HOST - backward)
+        micro_batches = math.ceil(formula / (0.1 * found["sequence"]) / 2)
+        found["step"], found["offloaded"] = (
+            time_of(micro_batches),
+            time_of(micro_batches, "state"),
+        )
+    found |= {"formula": formula, "micro-batches": micro_batches}
+names = ("sequence", "price", "formula", "micro-batches", "step", "offloaded")
+known = {name: lab.known("break_even", found.get(name), "s", what=name) for name in names}
+values = {name: row["value"] for name, row in known.items()}
+if values["formula"]:
+    at_break_even = values["offloaded"] / values["step"] - 1
+    lab.table(
+        [f"GPT-2 124M, 512 tokens, {known['price']['label']}", ""],
+        [
+            ["one sequence, forward and backward", show_time(values["sequence"])],
+            ["price of a step: formula", show_time(values["formula"])],
+            ["price of a step: measured at 2 sequences", show_time(values["price"])],
+            [
+                "break-even by the formula (10 %)",
+                f"{2 * values['micro-batches']:.0f} sequences",
+            ],
+            ["measured there: slower by", f"{at_break_even:.1%}"],
+        ],
+    )
+else:
+    print("no reference row: the break-even batch needs a card")
+
+if plain_large.ok or not away_large.ok:
+    said = "this budget is too large or too small for the test"
+    lab.settle("host", measured=said, verdict="not measured here")
+else:
+    said = f"gpt2-large: {plain_large.status}; offloaded: {show(away_large.peak_bytes)}"
+    if seconds(away_large):
+        said += f", {show_time(seconds(away_large))} a step ({away_large.timing.clock})"
+    verdict = "holds"
+    if values["price"]:
+        said += f"; price for GPT-2 124M {show_time(values['price'])} a step"
+        few = values["price"] / (2 * values["sequence"])
+        verdict = (
+            f"holds: with 2 x 512 tokens a step the price is {few:.1f} times the computing, "
+        )
+        verdict += f"from {2 * values['micro-batches']:.0f} sequences on a tenth"
+    lab.settle("host", measured=said, verdict=verdict)
+
+# %% [markdown]
+# ### Which part should live where
+#
+# Four parts of GPT-2 124M, from their shapes: bytes of weights and of training state (16 for each parameter), bytes
+# kept for backward and operations for one sequence of 1024 tokens (forward and backward, 6 for each weight and token;
+# attention adds 12 s d for each token). *Intensity* is operations for each byte of training state: low means that
+# the part spends its time asleep, and that moving it costs little computing.
+
+# %% name="components"
+block_parameters = 12 * d * d + 13 * d
+attention = 12 * s * s * d
+parts = {
+    "embedding (lookup)": (
+        V * d + 1024 * d,
+        s * d,
+        0,
+        "host, if the head has weights of its own",
+    ),
+    "blocks 1 to 6": (
+        6 * block_parameters,
+        6 * block_bytes,
+        6 * (6 * s * 12 * d * d + attention),
+        "card; their activations go to the host first",
+    ),
+    "blocks 7 to 12": (
+        6 * block_parameters,
+        6 * block_bytes,
+        6 * (6 * s * 12 * d * d + attention),
+        "card; their activations stay: needed at once",
+    ),
+    "head and loss": (
+        V * d,
+        3 * 4 * s * V,
+        6 * s * V * d,
+        "card: the highest intensity; chunk the loss",
+    ),
+}
+table = []
+for name, (parameters, activation_bytes, operations, place) in parts.items():
+    table.append(
+        [
+            name,
+            show(4 * parameters),
+            show(16 * parameters),
+            show(activation_bytes),
+            f"{operations / 1e9:.0f} GFLOP",
+            f"{operations / (16 * parameters):.0f}",
+            f"{operations / activation_bytes:.0f}",
+            place,
+        ]
+    )
+lab.table(
+    [
+        "part",
+        "weights",
+        "training state",
+        "kept",
+        "operations",
+        "FLOP/B of state",
+        "FLOP/B kept",
+        "place",
+    ],
+    table,
+)
+print(
+    f"embedding and head share their {show(4 * V * d)}: the row of the head counts the same weights again"
+)
+
+# %% [markdown]
+# A lookup multiplies nothing: each token reads one row of 3 KiB, and 154 MB of weights lie there for it. That is why
+# the embedding is the part to move. But GPT-2's head uses *the same* weights (they are *tied*), and the head is the
+# part with the highest intensity. So there are two experiments: GPT-2 as it is, where the head borrows the weights
+# from the host for each step (154 MB come, their gradient goes back), and a GPT-2 whose head has its own.
+
+
+# %% name="embedding"
+class OnHost(torch.nn.Module):
+    """An embedding in the host's memory: it looks up there and sends the rows to the card."""
+
+    def __init__(self, vocab, width):
+        super().__init__()
+        self.table = torch.nn.Embedding(vocab, width, device="cpu")
+
+    def forward(self, tokens):
+        return self.table(tokens.cpu()).to(tokens.device)
+
+
+class Borrowed(torch.nn.Module):
+    """A head that takes the embedding's weights from the host when it is called."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.lender = [table]  # in a list: its parameters are the embedding's, not the head's
+
+    def forward(self, hidden):
+        return hidden @ self.lender[0].weight.to(hidden.device).T
+
+
+def with_embedding(device, host=False, tied=True, vocab=50257, layers=12, batch=1, seq=512):
+    with device:
+        model = lab.models.gpt2(
+            "gpt2", attention="sdpa", n_layer=layers, vocab_size=vocab, tie_word_embeddings=tied
+        ).train()
+        tokens = torch.randint(0, vocab, (batch, seq))
+    optimizers = []
+    if host:
+        model.transformer.wte = OnHost(vocab, d)
+        if tied:
+            model.lm_head = Borrowed(model.transformer.wte.table)
+        optimizers.append(torch.optim.AdamW(model.transformer.wte.parameters(), fused=True))
+    there = [p for p in model.parameters() if p.device == tokens.device]
+    optimizers.append(torch.optim.AdamW(there, fused=True))
+
+    def step():
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    step.tokens = batch * seq
+    return step
+
+
+lab.guess(
+    "embedding",
+    None,
+    "GPT-2 124M trained in fp32 with AdamW: the embedding on the host saves?",
+    unit="MiB",
+)
+
+# %% name="embedding-measured"
+variants = {  # sizes, and the bytes that should be saved for each parameter of the embedding
+    "tied, as GPT-2 is": ({"tied": True, "batch": 1}, 8),
+    "own head": ({"tied": False, "batch": 1}, 12),
+    "tied, 2 x 1024": ({"tied": True, "batch": 2, "seq": 1024}, 8),
+    "own head, vocabulary of 151,936": (
+        {"tied": False, "vocab": 151_936, "layers": 2, "batch": 1, "seq": 128},
+        16,
+    ),
+}
+table, saved_by = [], {}
+for words, (sizes, expected) in variants.items():
+    card_run, host_run = lab.with_times(
+        [
+            lab.measure(
+                with_embedding,
+                name=f"embedding on the {'host' if host else 'card'}: {words}",
+                repeats=5,
+                host=host,
+                **sizes,
+                **quick,
+            )
+            for host in (False, True)
+        ]
+    )
+    E = sizes.get("vocab", V) * d
+    if not (card_run.ok and host_run.ok):
+        table.append(
+            [words, f"{E / 1e6:.1f} M", card_run.status, host_run.status, "", "", "", ""]
+        )
+        continue
+    saved_by[words] = card_run.peak_bytes - host_run.peak_bytes
+    table.append(
+        [
+            words,
+            f"{E / 1e6:.1f} M",
+            show(card_run.peak_bytes),
+            show(host_run.peak_bytes),
+            f"{saved_by[words] / 1e9:.2f} GB",
+            f"{saved_by[words] / E:.1f}",
+            str(expected),
+            f"{show_time(seconds(card_run))} to {show_time(seconds(host_run))}",
+        ]
+    )
+lab.table(
+    [
+        "width 768",
+        "embedding",
+        "peak, card",
+        "peak, host",
+        "saved",
+        "bytes a parameter",
+        "expected",
+        "one step",
+    ],
+    table,
+)
+tied_saved = saved_by.get("tied, as GPT-2 is")
+lab.answer(
+    "embedding",
+    measured=tied_saved / MiB if tied_saved else None,
+    formula=8 * V * d / MiB,
+    note="AdamW's state of 38.6 M parameters. At the peak the head has the weights on the card.",
+)
+each = saved_by.get("own head, vocabulary of 151,936", 0) / (151_936 * d)
+if tied_saved and each:
+    need = 1.8e9 / each
+    said = f"GPT-2 124M: {tied_saved / 1e9:.2f} GB; at most {each:.1f} bytes for each of its parameters"
+    verdict = f"holds when the embedding has {need / 1e6:.0f} million parameters or more, a head beside it, and the "
+    verdict += f"optimizer makes the peak; GPT-2's has {V * d / 1e6:.1f} million and is tied"
+    lab.settle("embedding", measured=said, verdict="holds" if tied_saved > 1.7e9 else verdict)
+else:
+    lab.settle("embedding", measured="did not fit this budget", verdict="not measured here")
+print(
+    f"1.8 GB are {1.8e9 / (16 * 120e6):.0%} of the training state of a whole model of 120 M parameters"
+)
+
+# %% [markdown]
+# What is saved depends on who makes the peak. At the start of backward AdamW's state (8 bytes a parameter) is there,
+# gradients are not; a tied head has borrowed the 4 bytes of the weights at just this moment. In the optimizer's step
+# all 16 are there: a model with few tokens, a large vocabulary and a head of its own saves 16.
+#
+# ### Compression instead of the bus
+#
+# Saved tensors can also stay where they are, in fewer bits: 16 instead of 32, or 8 with one scale for each 256
+# values. The loss is exact, because forward computes with the original; only backward sees the rounded values. What
+# is saved is in the table of activations above; it grows with the tokens, as activations do.
+
+# %% name="settle-compressed"
+tokens_of_base = 1024
+table, best = [], {}
+for kind in ("bfloat16", "int8"):
+    saved = base.steady.allocated_bytes - kept[kind].steady.allocated_bytes
+    best[kind] = saved
+    table.append(
+        [
+            kind,
+            show(saved),
+            f"{saved / tokens_of_base / 1e6:.2f} MB",
+            f"{0.4e9 / saved * tokens_of_base:,.0f}",
+        ]
+    )
+lab.table(
+    ["kept as", "saved at 1 x 1024", "for each token", "0.4 GB are saved at tokens"], table
+)
+need = 0.4e9 / best["bfloat16"] * tokens_of_base
+lab.settle(
+    "compressed",
+    measured=f"at 1024 tokens: bfloat16 {best['bfloat16'] / 1e9:.2f} GB, int8 {best['int8'] / 1e9:.2f} GB",
+    verdict=f"holds when a step of GPT-2 124M (fp32) has {need:,.0f} tokens at once or more (bfloat16)",
+)
+
+# %% [markdown]
+# ### ZeRO on one card
+#
+# ZeRO (Zero Redundancy Optimizer) is for several cards: each of w cards holds 1/w of the optimizer's state (stage 1),
+# of the gradients too (stage 2), of the weights too (stage 3). On one card w is 1. The cell really runs a step of a
+# small GPT-2 with PyTorch's own versions of stages 1 and 3 in a group of one process, and counts the bytes that it
+# holds. What does save memory on one card is *ZeRO-Offload*, and what it saves is what it puts on the host.
+
+# %% name="zero"
+import torch.distributed as dist
+
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+SMALL = {"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 500, "n_positions": 128}
+SMALL |= {"bos_token_id": 0, "eos_token_id": 0}
+
+
+def held_bytes(stage):
+    """Bytes of weights, gradients and optimizer state in this process after one step."""
+    with lab.device():
+        model = lab.models.gpt2("gpt2", attention="sdpa", **SMALL).train()
+        tokens = torch.randint(0, 500, (2, 64))
+    if stage == 3:
+        for block in model.transformer.h:
+            fully_shard(block)
+        fully_shard(model)
+    if stage == 1:
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-4)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    optimizer.step()
+    states = optimizer.optim.state if stage == 1 else optimizer.state
+    tensors = [t for state in states.values() for t in state.values() if t.dim()]
+    tensors += [t for p in model.parameters() for t in (p, p.grad)]
+    local = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
+    return sum(t.numel() * t.element_size() for t in local)
+
+
+group = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+dist.init_process_group("nccl" if on_card else "gloo", **group)
+held = {stage: held_bytes(stage) for stage in (0, 1, 3)}
+dist.destroy_process_group()
+shares = {
+    0: (16, 0),
+    1: (8, 8),
+    2: (4, 12),
+    3: (0, 16),
+}  # bytes a parameter: whole, divided by w
+lab.table(
+    ["stage", "formula, bytes a parameter", "1 card", "2", "4", "8", "really held by 1"],
+    [
+        [
+            str(stage) if stage else "none",
+            f"{whole} + {part} / w",
+            *(f"{whole + part / w:.1f}" for w in (1, 2, 4, 8)),
+            show(held[stage]) if stage in held else "",
+        ]
+        for stage, (whole, part) in shares.items()
+    ],
+)
+same = all(held[stage] >= held[0] for stage in held)
+lab.settle(
+    "zero",
+    measured=f"held by one process: {', '.join(f'stage {k or 0}: {show(v)}' for k, v in held.items())}",
+    verdict="does not hold" if same else "holds",
+    source="measured" if on_card else "cpu",
+)
+
+# %% [markdown]
+# ### DeepSpeed's ZeRO-Offload, where it is installed
+#
+# DeepSpeed is an extra of this package (`deepspeed`): it builds its own AdamW for the processor and needs a CUDA
+# toolkit for that. Its setting is `offload_optimizer`; torchao's table (README of `torchao.optim`, a 1.1B model on a
+# 16 GB card) has it at 3.13 s and 6.85 GB a step, against 1.52 s and 5.24 GB of `CPUOffloadOptimizer`.
+
+# %% name="deepspeed"
+DEEPSPEED = {
+    "train_micro_batch_size_per_gpu": 1,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+    "bf16": {"enabled": True},
+    "zero_optimization": {
+        "stage": 2,
+        "offload_optimizer": {"device": "cpu", "pin_memory": True},
+    },
+}
+
+
+def zero_offload(device, batch=1, seq=256):
+    import deepspeed
+
+    with device:
+        model = lab.models.gpt2("gpt2", attention="sdpa").train()
+        tokens = torch.randint(0, 50257, (batch, seq))
+    engine, *_ = deepspeed.initialize(model=model, config=DEEPSPEED)
+
+    def step():
+        loss = engine(input_ids=tokens, labels=tokens).loss
+        engine.backward(loss)
+        engine.step()
+        return loss.detach()
+
+    step.tokens = batch * seq
+    return step
+
+
+if importlib.util.find_spec("deepspeed") and on_card:
+    print(lab.measure(zero_offload, name="DeepSpeed ZeRO-Offload, 1 x 256", repeats=5, **quick))
+else:
+    missing = (
+        "no card" if importlib.util.find_spec("deepspeed") else "DeepSpeed is not installed"
+    )
+    print(f"{missing}: this section is left out (the extra is called `deepspeed`)")
+    for row in lab.reference("DeepSpeed ZeRO-Offload, 1 x 256", kind="report"):
+        print(lab.Report.from_dict(row))
+
+# %% [markdown]
+# ### Loading: what the host needs
+#
+# Before anything trains, a checkpoint passes through the host's memory. Read the usual way it is there twice: once in
+# the model, once in the file's copy. `torch.load(mmap=True)` maps the file instead of reading it: the system brings
+# in pages as they are touched, and may drop them again, because the file has them. `assign=True` makes the mapped
+# tensors the model's own, so that the model needs no memory of its own; safetensors does the same. The memory is read
+# from the system while each variant runs, *own* pages and pages of *files* apart.
+
+# %% name="load"
+scratch = tempfile.TemporaryDirectory()
+folder = Path(scratch.name)
+SHORT = {"n_layer": 2, "vocab_size": 20_000, "bos_token_id": 0, "eos_token_id": 0}
+
+
+def empty(device="cpu"):
+    """A GPT-2 of two blocks whose weights are memory without meaning (or, on "meta", no memory)."""
+    with torch.device("meta"):
+        model = lab.models.gpt2("gpt2", **SHORT)
+    if device == "cpu":
+        model = model.to_empty(device="cpu")
+        model.tie_weights()
+        for parameter in model.parameters():
+            torch.nn.init.constant_(parameter, 0.01)
+    return model
+
+
+with quietly():
+    model = empty()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    whole = sum(p.numel() * p.element_size() for p in model.parameters())
+    model.save_pretrained(folder / "model")
+    torch.save(model.state_dict(), folder / "weights.pt")
+    del model
+
+
+def read(mmap=False, assign=False, safetensors=False):
+    """Load the weights into a model and read each of them once."""
+    model = empty("meta" if assign else "cpu")
+    if safetensors:
+        weights = load_file(folder / "model" / "model.safetensors")
+        weights["lm_head.weight"] = weights[
+            "transformer.wte.weight"
+        ]  # saved once: they are tied
+    else:
+        weights = torch.load(folder / "weights.pt", mmap=mmap, weights_only=True)
+    model.load_state_dict(weights, assign=assign)
+    model.tie_weights()
+    return sum(float(p.detach().sum()) for p in model.parameters())
+
+
+ways = {
+    "torch.load": ({}, 2, 0),
+    "torch.load(mmap=True)": ({"mmap": True}, 1, 1),
+    "torch.load(mmap=True), assign=True": ({"mmap": True, "assign": True}, 0, 1),
+    "safetensors, assign=True": ({"safetensors": True, "assign": True}, 0, 1),
+}
+table = []
+for words, (options, own, mapped) in ways.items():
+    taken = bus.host_peak(lambda options=options: read(**options))
+    lab.fact(
+        "load",
+        taken.own_bytes,
+        "bytes",
+        what=words,
+        file_bytes=taken.file_bytes,
+        source="measured" if on_card else "cpu",
+    )
+    table.append(
+        [
+            words,
+            show(taken.own_bytes),
+            f"{own} x {show(whole)}",
+            show(taken.file_bytes),
+            f"{mapped} x",
+            show_time(taken.seconds),
+        ]
+    )
+lab.table(
+    ["way", "own memory, peak", "expected", "pages of the file", "expected", "time"], table
+)
+
+# %% [markdown]
+# ### Inference with weights on the host or on disk: accelerate
+#
+# For inference whole modules can stay away. `init_empty_weights` builds a model without memory;
+# `infer_auto_device_map` plans, from what each place may hold, where each module goes; `load_checkpoint_and_dispatch`
+# loads each weight straight to its place and sets hooks that bring a module's weights to the card just before it
+# runs, and drop them after. So each forward pass carries all weights that are away over the bus, whatever the batch.
+# Transformers' `device_map="auto"` does the same in one call. None of this can train.
+
+
+# %% name="accelerate"
+with init_empty_weights():
+    skeleton = lab.models.gpt2("gpt2")
+skeleton.tie_weights()
+room = {0: "300MiB", "cpu": "100MiB", "disk": "10GiB"}
+with quietly():  # it remarks that there is no card 0 where there is none
+    plan = infer_auto_device_map(
+        skeleton, max_memory=dict(room), no_split_module_classes=["GPT2Block"]
+    )
+where = {}
+for module, place in plan.items():
+    where.setdefault(str(place), []).append(module)
+print(f"GPT-2 124M with {room[0]} on the card and {room['cpu']} on the host:")
+for place, modules in where.items():
+    print(
+        f"  {'card' if place == '0' else place:5s} {modules[0]} ... {modules[-1]} ({len(modules)} modules)"
+    )
+
+
+def dispatched(place):
+    """A model whose blocks are on `place`, everything else on the card (on the processor without one)."""
+    main = 0 if on_card else "cpu"
+    with init_empty_weights():
+        model = lab.models.gpt2("gpt2", **SHORT)
+    model.tie_weights()
+    modules = (
+        "transformer.wte",
+        "transformer.wpe",
+        "transformer.drop",
+        "transformer.ln_f",
+        "lm_head",
+    )
+    device_map = dict.fromkeys(modules, main)
+    device_map["transformer.h"] = main if place == "card" else place
+    with quietly():
+        return load_checkpoint_and_dispatch(
+            model,
+            str(folder / "model"),
+            device_map=device_map,
+            offload_folder=str(folder / "away"),
+        ).eval()
+
+
+def forward_of(place):
+    """Seconds of a forward pass of 64 tokens, and its logits."""
+    model = dispatched(place)
+    tokens = torch.arange(64, device=lab.device())[None]
+    with torch.no_grad():
+        timing = lab.time_step(lambda: model(input_ids=tokens), repeats=5, least=3)
+        return timing.median_seconds, model(input_ids=tokens).logits.float().cpu()
+
+
+away_bytes = 2 * 4 * block_parameters
+rows, first_logits = [], None
+for place in ("card", "cpu", "disk") if on_card else ("card", "disk"):
+    time_taken, logits = forward_of(place)
+    first_logits = logits if first_logits is None else first_logits
+    label = place if on_card else {"card": "host's memory"}.get(place, place)
+    lab.fact("dispatched", time_taken, "s", what=place, source="measured" if on_card else "cpu")
+    rows.append(
+        [label, show_time(time_taken), f"{float((logits - first_logits).abs().max()):.1e}"]
+    )
+for row in [] if on_card else lab.reference("dispatched"):
+    rows.append([f"{row['what']} ({row['label']})", show_time(row["value"]), ""])
+lab.table(["two blocks live on", "forward, 64 tokens", "logits differ by"], rows)
+if PAGEABLE:
+    print(
+        f"their {show(away_bytes)} take {show_time(away_bytes / PAGEABLE)} over the bus, from pageable memory"
+    )
+scratch.cleanup()
+
+# %% [markdown]
+# ## Equivalence
+#
+# A copy is exact, so gradients must be equal *to the last bit*, whoever carried the activations. Compression rounds;
+# bfloat16 keeps 8 bits of each number, so that a value is off by at most 2⁻⁹ of itself (0.2 %), and int8 by half a
+# step, 1/254 of the largest of its 256 values. The gradient of a weight is a sum over many values, whose errors
+# partly cancel: an error of the order of one rounding is expected, and 1 % for bfloat16, 2 % for int8 is the
+# tolerance. The last row puts the hooks around the loss, too: its log-probabilities are near -6, and a small relative
+# error of them is a large one of the probability.
+
+
+# %% name="equivalence"
+def small_gradients(hooks, loss_too=False):
+    """Loss and gradients of a small GPT-2 on fixed random tokens, with the hooks around its blocks."""
+    torch.manual_seed(0)
+    sizes = {**SMALL, "n_layer": 4}
+    with lab.device():
+        model = lab.models.gpt2("gpt2", attention="eager", **sizes).train()
+        tokens = torch.randint(0, 500, (4, 64))
+    hooks = hooks(model)
+    if hooks and not loss_too:
+        for block in model.transformer.h:
+            around(block, hooks)
+    torch.manual_seed(1)  # the same dropout masks every time
+    if loss_too:
+        with hooks:
+            loss = model(input_ids=tokens, labels=tokens).loss
+    else:
+        loss = model(input_ids=tokens, labels=tokens).loss
+    loss.backward()
+    return loss.detach(), [p.grad for p in model.parameters()]
+
+
+fine = {"least_bytes": 1024}  # the tensors of a small model are small
+carriers = {
+    "save_on_cpu": lambda model: save_on_cpu(pin_memory=on_card),
+    "prefetching": lambda model: offload.Prefetching(model, window="256KiB", **fine),
+    "bfloat16": lambda model: offload.Compressed("bfloat16", model, **fine),
+    "float16": lambda model: offload.Compressed("float16", model, **fine),
+    "int8": lambda model: offload.Compressed("int8", model, **fine),
+}
+loss, wanted = small_gradients(lambda model: None)
+table, worst = [], {}
+for words, hooks in [*carriers.items(), ("int8, the loss too", carriers["int8"])]:
+    other, gradients = small_gradients(hooks, loss_too="loss" in words)
+    equal = all(torch.equal(a, b) for a, b in zip(gradients, wanted, strict=True))
+    worst[words] = max(
+        float((a - b).norm() / b.norm()) for a, b in zip(gradients, wanted, strict=True)
+    )
+    tolerance = {
+        "save_on_cpu": 0,
+        "prefetching": 0,
+        "bfloat16": 0.01,
+        "float16": 0.01,
+        "int8": 0.02,
+    }.get(words)
+    lab.fact("gradient_error", worst[words], "", what=words)
+    table.append(
+        [
+            words,
+            "equal" if torch.equal(other, loss) else "differs",
+            "equal to the last bit" if equal else f"off by {worst[words]:.1e}",
+            "" if tolerance is None else "yes" if worst[words] <= tolerance else "no",
+        ]
+    )
+lab.table(["saved tensors", "loss", "gradients (worst weight)", "within tolerance"], table)
+
+# %% [markdown]
+# ## Negative control
+#
+# Offloading must not help where there is nothing to move. Three such cases: the optimizer on the host under SGD
+# without momentum, which has no state; the optimizer under LoRA, which trains a few small matrices and freezes the
+# rest; and activations on the host with one sequence of 64 tokens, where the peak is made of weights and state.
+
+
+# %% name="negative-control"
+def lora(device, on_host="", batch=1, seq=256):
+    from peft import LoraConfig, get_peft_model
+
+    with device:
+        model = lab.models.gpt2("gpt2", attention="sdpa").train()
+        config = LoraConfig(r=8, target_modules=["c_attn"], fan_in_fan_out=True)
+        with quietly():
+            model = get_peft_model(model, config)
+        tokens = torch.randint(0, 50257, (batch, seq))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if on_host:
+        from torchao.optim import CPUOffloadOptimizer
+
+        optimizer = CPUOffloadOptimizer(trained, torch.optim.AdamW, lr=1e-4)
+    else:
+        optimizer = torch.optim.AdamW(trained, foreach=True)
+
+    def step():
+        loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    if on_host:
+        offload.drop_hooks_with(step, model)
+    return step
+
+
+sgd = {"optimizer": "sgd", "batch": 1, "seq": 256}
+tiny = {"batch": 1, "seq": 64}
+cases = {
+    "SGD, optimizer": [(training, sgd), (training, {**sgd, "on_host": "state"})],
+    "LoRA, optimizer": [(lora, {}), (lora, {"on_host": "state"})],
+    "64 tokens, activations": [(keeping, tiny), (keeping, {**tiny, "kind": "prefetching"})],
+}
+table = []
+for words, pair in cases.items():
+    before, after = (
+        lab.measure(build, name=f"{words}: {where}", repeats=0, **sizes, **quick)
+        for where, (build, sizes) in zip(("card", "host"), pair, strict=True)
+    )
+    saved = before.peak_bytes - after.peak_bytes
+    table.append(
+        [
+            words,
+            show(before.peak_bytes),
+            show(after.peak_bytes),
+            f"{saved / before.peak_bytes:.1%}",
+        ]
+    )
+lab.table(["what goes to the host", "peak before", "peak after", "saved"], table)
+
+# %% [markdown]
+# ## Pitfalls
+#
+# **Activation offload makes each step many times as long.** Synchronous copies, from pageable memory, of weights and of
+# shared storages too: that is `save_on_cpu()` as it comes. Use a side stream, pinned buffers and prefetching, and
+# send only as many blocks as the bus can hide.
+#
+# **After `del model, optimizer` the card's memory is still taken.** torchao's optimizer hangs a hook on every weight
+# that refers to the weight itself: a circle through C++ that Python's collector does not see. Clear the hooks
+# (`parameter._post_accumulate_grad_hooks.clear()`), or end the process.
+#
+# **The host runs out of memory, or begins to swap.** PyTorch rounds a pinned allocation up to the next power of two
+# (65 MiB take 128) and keeps it. Reuse a pool of buffers, and watch what the host has left.
+#
+# **"can't train a model loaded with CPU or disk offload".** Device maps are for inference. To train, move the
+# optimizer's state or the activations, not the modules.
+#
+# **Accumulation does not work with `offload_gradients=True`.** A gradient that has left the card cannot be added to.
+# Accumulate without it, or not at all.
+#
+# **The optimizer's step on the host takes seconds.** An AdamW that is not fused runs operation by operation. torchao
+# switches the fused one on; "DeepSpeedCPUAdam has no attribute ds_opt_adam" means that the build of DeepSpeed's own
+# failed: the real error stands further up, most often a CUDA toolkit that does not match PyTorch.
+#
+# **The link runs at a quarter of its speed.** The second slot of many boards is wired with 4 lanes. Read *link at
+# most* above while the card works.
+
+# %% [markdown]
+# ## Exercise 1
+#
+# *4 min, easy.* gpt2-xl has 1557.6 million parameters. Its weights and gradients are in bf16, and its optimizer lives
+# on the host, behind a bus that carries 25 GB/s in each direction. How many **milliseconds** of transfer does one
+# step need, gradients down and weights up, if nothing overlaps?
+#
+# <details><summary>Hint</summary>
+#
+# bf16 has 2 bytes. Each parameter crosses the bus twice in a step: once as a gradient, once as a weight. 25 GB/s are
+# 25 · 10⁹ bytes for each second.
+#
+# </details>
+
+# %% answer="bus_ms"
+bus_ms = ...
+### BEGIN SOLUTION
+bus_ms = 2 * 1557.6e6 * 2 / 25e9 * 1000
+### END SOLUTION
+
+# %% check="bus_ms" points=1
+lab.check.number(
+    "bus_ms",
+    bus_ms,
+    2 * 1557.6e6 * 2 / 25e9 * 1000,
+    unit="ms",
+    tolerance=0.01,
+    mistakes={
+        1557.6e6
+        * 2
+        / 25e9
+        * 1000: "One direction only (or one byte each): what else crosses the bus?",
+        2 * 1557.6e6 * 4 / 25e9 * 1000: "bf16 does not have 4 bytes.",
+        2 * 1557.6e6 * 2 / 25e9: "These are seconds.",
+        2 * 1557.6e6 * 16 / 25e9 * 1000: "Bits or bytes? GB/s are gigabytes.",
+        16
+        * 1557.6e6
+        / 25e9
+        * 1000: "The optimizer's state stays on the host: it does not cross the bus.",
+        2 * 124.4e6 * 2 / 25e9 * 1000: "This is the small gpt2.",
+    },
+    hint="Bytes that cross, over bytes for each second.",
+)
+
+# %% [markdown]
+# ## Exercise 2
+#
+# *10 min, medium.* Write the two functions of a compression of your own. `pack(tensor)` keeps an fp32 tensor as
+# bfloat16 and everything else (other dtypes) as it is; `unpack(kept)` gives back what backward expects: a tensor of
+# the dtype that was saved. `kept` may be anything you like, for example a tuple.
+#
+# <details><summary>Hint</summary>
+#
+# `pack` decides and remembers its decision; `unpack` sees only what `pack` returned. A pair `(tensor, dtype)` tells
+# `unpack` everything it needs, also for tensors that were bfloat16 before.
+#
+# </details>
+
+
+# %% answer="halves"
+def pack(tensor):
+    ### BEGIN SOLUTION
+    if tensor.dtype == torch.float32:
+        return tensor.to(torch.bfloat16), torch.float32
+    return tensor, tensor.dtype
+    ### END SOLUTION
+
+
+def unpack(kept):
+    ### BEGIN SOLUTION
+    tensor, dtype = kept
+    return tensor.to(dtype)
+    ### END SOLUTION
+
+
+# %% check="halves" points=2
+def tensors_in(kept):
+    """All tensors in what `pack` returned."""
+    if isinstance(kept, torch.Tensor):
+        return [kept]
+    if isinstance(kept, dict):
+        kept = list(kept.values())
+    return (
+        [t for part in kept for t in tensors_in(part)]
+        if isinstance(kept, (list, tuple))
+        else []
+    )
+
+
+def both(tensor):
+    """What `pack` keeps and what `unpack` gives back; `...` while they are not written."""
+    kept = pack(tensor)
+    if kept is None or kept is ...:
+        return ...
+    return kept, unpack(kept)
+
+
+def judge(tensor, size, exact):
+    """What `lab.check.code` asks about one tensor that went through `pack` and `unpack`."""
+
+    def verdict(found):
+        kept, back = found
+        nbytes = sum(t.untyped_storage().nbytes() for t in tensors_in(kept))
+        if not isinstance(back, torch.Tensor):
+            return f"unpack returns {type(back).__name__}: a tensor is asked for. Is there a `return`?"
+        if back.dtype != tensor.dtype:
+            return (
+                f"{tensor.dtype} went in, {back.dtype} comes back: what does backward expect?"
+            )
+        if back.shape != tensor.shape:
+            return "the shape is not the one that went in."
+        if nbytes == 0:
+            return "pack keeps no tensor: where are the values?"
+        if nbytes > size:
+            return f"{nbytes} bytes are kept of {tensor.numel() * tensor.element_size()}: {size} are enough."
+        if not bool(back.isfinite().all()):
+            return "some values became infinite: which 16-bit format has the range of fp32?"
+        off = float((back.double() - tensor.double()).abs().max())
+        if exact and off:
+            return f"{tensor.dtype} must come back as it was."
+        if off > 2**-8 * float(tensor.double().abs().max()):
+            return "the values are further off than bfloat16 rounds: was anything else changed?"
+        return True
+
+    return verdict
+
+
+torch.manual_seed(0)
+single, large = torch.randn(4, 32), 1e30 * torch.randn(4, 32)
+mask, brain = torch.rand(4, 32) > 0.5, torch.randn(4, 32).bfloat16()
+lab.check.code(
+    "halves",
+    both,
+    [
+        lab.check.case(single, expect=judge(single, 256, False), raw=True),
+        lab.check.case(large, expect=judge(large, 256, False), raw=True),
+        lab.check.case(mask, expect=judge(mask, 128, True), raw=True),
+        lab.check.case(brain, expect=judge(brain, 256, True), raw=True),
+    ],
+    points=2,
+)
+
+# %% [markdown]
+# ## Exercise 3
+#
+# *6 min, medium.* Three people ran out of memory on an 8 GiB card with 64 GiB of host memory behind it:
+#
+# ```
+# A  gpt2 (124M), fp32, SGD without momentum, batch 16 x 1024
+# B  gpt2-large (774M), fp32, AdamW, batch 1 x 512
+# C  gpt2-xl (1.56B) frozen in 4 bits, LoRA with rank 8, batch 8 x 1024
+# ```
+#
+# For which of them is the *optimizer* on the host the cure? Say for the other two why it is not, and what fills their
+# memory instead.
+#
+# <details><summary>Hint</summary>
+#
+# How many bytes of optimizer state does each of them have? Count trained parameters, and what the optimizer remembers
+# of each.
+#
+# </details>
+
+# %% answer="cured"
+cured_run = ...
+### BEGIN SOLUTION
+cured_run = "B"
+### END SOLUTION
+
+# %% check="cured" points=1
+lab.check.choice(
+    "cured",
+    cured_run,
+    "B",
+    of=("A", "B", "C"),
+    mistakes={
+        "A": "What does SGD without momentum remember of each parameter?",
+        "C": "How many parameters does LoRA train, and which of them have a state?",
+    },
+)
+
+# %% answer="why" points=2
+why = ...
+### BEGIN SOLUTION
+why = """A: SGD without momentum has no optimizer state, so there is nothing to move; 16 sequences of activations and
+logits fill the memory, and a smaller batch with accumulation, or activations on the host, is the cure.
+C: LoRA trains only small adapters; their AdamW state is a few megabytes. The frozen weights are small in 4 bits, so the
+activations and logits of 8 sequences are what fills it.
+B: 8 of the 16 bytes of each of 774 million parameters are state."""
+### END SOLUTION
+
+# %% check="why"
+lab.check.words(
+    "why",
+    why,
+    {
+        r"sgd[^.!?]*(no|nothing|without|not|zero|stateless|0)\b|(no|nothing|zero)[^.!?]*(state|remember|moments?)"
+        r"|stateless": "What does SGD without momentum remember of each parameter?",
+        r"lora[^.!?]*(few|small|tiny|little|only|adapter|low|hardly|megabyte|mb\b|mib\b|%)"
+        r"|(few|small|tiny|little|only|hardly)[^.!?]*(trained|trainable|adapter|lora)": (
+            "How much state does LoRA's optimizer have?"
+        ),
+        r"activation|logit|batch|sequences|tokens": "What fills the memory of A and C instead?",
+    },
+    against={
+        r"(?<!not )(?<!n't )(?<!never )\bcures? (a|c|all|both|every)\b": "Does it cure A or C?",
+        r"(do not|don't) know|no idea": "Say what you do know: what does each optimizer remember?",
+    },
+    points=2,
+    least=20,
+)
+
+# %% [markdown]
+# ## Take-away
+#
+# 1. Measure the bus first. What is used once in a step (optimizer state) pays its price once, whatever the batch; what
+#    grows with the tokens (activations) pays for each of them.
+# 2. Transfer hides where the card computes long enough meanwhile. For the optimizer that is a matter of the batch; for
+#    activations of the model's width, of the card, and of how many blocks go, the first ones first.
+# 3. Look at the peak before you move anything. An embedding that is tied, an optimizer without state, activations of a
+#    few tokens: moving them saves nothing, and the bus is paid all the same.
+#
+# Next: lesson 06, attention.
+
+# %% name="finish"
+lab.finish(
+    "Is the peak made of optimizer state? Put it on the host and accumulate past the break-even batch. "
+    "Is it activations? Send the first blocks' as far as the bus hides them; checkpoint the rest."
+)
