@@ -8,16 +8,16 @@ without re-entering autograd unless told otherwise.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from .recipes import blocks
+from .models import blocks
 from .units import UserError
 
-# Operators by what they are, as they arrive below autograd (PyTorch's native_functions.yaml); a build may lack some.
+# Operators by what they are, as they arrive below autograd (PyTorch's native_functions.yaml)
 KINDS = {
     "products": ("mm", "addmm", "bmm", "baddbmm"),
     "attention": (
@@ -84,15 +84,36 @@ def one_in(model: torch.nn.Module, every: int, **how: Any) -> torch.nn.Module:
 
 def keeping(*kinds: str) -> Callable[[], Any]:
     """A ``context_fn`` that makes checkpointing selective: results of operators of these `KINDS` are kept, all others
-    are computed again. With no kind everything is computed again. Raises `UserError` for an unknown kind.
+    are computed again. With no kind everything is computed again.
+
+    An operator that draws random numbers (attention with dropout, on a card) is computed again all the same. Were it
+    kept, the recomputation would skip its draw, and every later dropout of the segment would draw another mask than in
+    the forward pass. Raises `UserError` for an unknown kind.
     """
     for kind in kinds:
         if kind not in KINDS:
             raise UserError(f"unknown kind of operator {kind!r}: {', '.join(KINDS)}")
-    names = [name for kind in kinds for name in KINDS[kind]]
-    packets = [getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name)]
-    operators = [getattr(packet, overload) for packet in packets for overload in packet.overloads()]
-    return functools.partial(create_selective_checkpoint_contexts, operators)
+    wanted = {name for kind in kinds for name in KINDS[kind]}
+
+    def policy(ctx: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        name = operator._schema.name.removeprefix("aten::")
+        keep = name in wanted and not draws(operator, args, kwargs)
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return functools.partial(create_selective_checkpoint_contexts, policy)
+
+
+def draws(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether this call of an ``OpOverload`` takes numbers from the random generator. PyTorch tags what may; a dropout
+    probability of 0 says that it does not."""
+    if torch.Tag.nondeterministic_seeded not in operator.tags:
+        return False
+    names = [argument.name for argument in operator._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    place = names.index("dropout_p")
+    probability = kwargs.get("dropout_p", args[place] if place < len(args) else 0.0)
+    return bool(probability)
 
 
 def _blocks(model: torch.nn.Module, every: int) -> torch.nn.ModuleList:
