@@ -1,6 +1,8 @@
 """What the lessons' experiments use beside PyTorch's plain step: streams, offloading, quantised layers and states."""
 
+import json
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,39 @@ from labkit.recipes import Recipe
 from labkit.units import GiB, MiB, UserError
 
 HELD = 65 * MiB  # cuBLAS workspaces on an H200
+ROOT = Path(__file__).resolve().parents[1]
+TRUTH = ROOT / "data/reference/memory-h200-experiments.jsonl"
+sys.path.insert(0, str(ROOT / "bench"))
+
+import memory_experiments  # noqa: E402
+
+# against measurements ----------------------------------------------------------------------------------------------
+
+
+def measured():
+    """The smallest measured row of each kind of experiment and of each way to do it."""
+    rows: dict = {}
+    for line in TRUTH.read_text().splitlines():
+        row = json.loads(line)
+        fields = row["experiment"]
+        ways = ("kind", "backend", "mask", "name", "bits", "gradients", "save", "checkpoint", "window", "what")
+        key = tuple(fields.get(name) for name in ways)
+        if key not in rows or row["steady"]["allocated_bytes"] < rows[key]["steady"]["allocated_bytes"]:
+            rows[key] = row
+    return [row for row in rows.values() if row["experiment"]["kind"] != "compiled"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", measured(), ids=lambda row: memory_experiments.name_of(row["experiment"]))
+def test_a_measured_experiment_is_met(row):
+    report = memory.predict(memory_experiments.experiment_of(row["experiment"]), card="h200", trace=False)
+    delayed = any("record_stream" in note for note in report.notes)
+    for step in ("first", "steady"):
+        found, truth = getattr(report, step), row[step]
+        assert found.allocated_bytes == pytest.approx(truth["allocated_bytes"], rel=0.005)
+        if not delayed:
+            assert found.requested_bytes == pytest.approx(truth["requested_bytes"], rel=0.002)
+            assert found.reserved_bytes == pytest.approx(truth["reserved_bytes"], rel=0.16)
 
 
 def linears(device, depth=4, width=1024):

@@ -24,15 +24,21 @@ def choose(
     causal: bool,
     *,
     cudnn: bool,
+    grouped: bool = False,
 ) -> str:
-    """``cudnn``, ``flash``, ``efficient`` or ``math`` for query, key and value ``(batch, heads, seq, head_size)``."""
+    """``cudnn``, ``flash``, ``efficient`` or ``math`` for query, key and value ``(batch, heads, seq, head_size)``.
+
+    `grouped`: key and value have fewer heads than the query, and the caller allowed it.
+    """
     major, minor = capability
     half = query.dtype in _HALVES
     size = query.shape[-1]
     grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
     if any(t.dim() != 4 or t.stride(-1) != 1 or t.shape[-2] == 0 for t in (query, key, value)):
         return "math"
-    if not query.shape[1] == key.shape[1] == value.shape[1] or size != key.shape[-1]:
+    if size != key.shape[-1] or key.shape[1] != value.shape[1]:
+        return "math"
+    if query.shape[1] != key.shape[1] and not (grouped and query.shape[1] % key.shape[1] == 0):
         return "math"
     enabled, same = torch.backends.cuda, size == value.shape[-1]
     native = query.dtype is not torch.bfloat16 or major >= 8
@@ -45,7 +51,7 @@ def choose(
         consumer = (major, minor) in ((8, 6), (8, 9), (12, 0))  # too little shared memory for the widest backward
         if not (grad and consumer and (size > 224 or (size > 192 and dropout > 0))):
             return "flash"
-    if enabled.mem_efficient_sdp_enabled() and native and query.dtype in (torch.float32, *_HALVES):
+    if enabled.mem_efficient_sdp_enabled() and not grouped and native and query.dtype in (torch.float32, *_HALVES):
         alignment = (8 if half else 4) if major >= 8 or half else 1
         if size % alignment == 0 and value.shape[-1] % alignment == 0:
             return "efficient"
@@ -71,16 +77,17 @@ class Attention:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        if enable_gqa and key.shape[-3] != query.shape[-3]:
+        grouped = enable_gqa and key.shape[-3] != query.shape[-3]
+        kind = choose(
+            self.capability, query, key, value, attn_mask, dropout_p, is_causal, cudnn=self.cudnn, grouped=grouped
+        )
+        if grouped and kind == "math":  # cuDNN and flash read each key and value for a group of queries
             times = query.shape[-3] // key.shape[-3]
             key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
-        kind = choose(self.capability, query, key, value, attn_mask, dropout_p, is_causal, cudnn=self.cudnn)
         needs = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-        if kind != "math" and attn_mask is not None and attn_mask.dtype is torch.bool:
+        if attn_mask is not None and attn_mask.dtype is torch.bool:
             attn_mask = _additive(attn_mask, query)
         if kind == "cudnn":
-            if attn_mask is not None:
-                attn_mask = _expanded(attn_mask, query, key)
             return _first(
                 aten._scaled_dot_product_cudnn_attention(
                     query, key, value, attn_mask, needs, dropout_p, is_causal, False, scale=scale
@@ -99,7 +106,7 @@ class Attention:
             return out[..., :size] if pad else out
         if kind == "efficient":
             if attn_mask is not None:
-                attn_mask = _aligned(_expanded(attn_mask, query, key))
+                attn_mask = _expanded(_aligned(attn_mask), query, key)
             return _first(
                 aten._scaled_dot_product_efficient_attention(
                     query, key, value, attn_mask, needs, dropout_p, is_causal, scale=scale
@@ -121,7 +128,7 @@ def _first(results: Any) -> Any:
 
 def _additive(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     """``convert_boolean_attn_mask`` in attention.cpp: zero where a key counts, minus infinity elsewhere."""
-    zero, out = (torch.full((), value, dtype=query.dtype, device=query.device) for value in (0.0, -math.inf))
+    zero, out = (torch.scalar_tensor(v, dtype=query.dtype, device=query.device) for v in (0.0, -math.inf))
     return torch.where(mask, zero, out)
 
 

@@ -40,6 +40,8 @@ class Op:
     alone: bool  # a kernel of a library: fuses with nothing
     ins: tuple[int, ...]
     outs: tuple[int, ...]
+    drawn: tuple[int, ...] = ()  # of `outs`: what is random
+    padded: tuple[int, ...] = ()  # bytes of the copies that padding to aligned sizes makes
 
 
 @dataclass
@@ -97,7 +99,9 @@ class Regions:
             if written or end > start or func._schema.is_mutable:
                 name = func._schema.name
                 alone = not name.startswith(("aten::", "prims::")) or _is_alone(name[6:])
-                self.ops.append(Op(start, end, region, backward, alone, tuple(ins), tuple(written)))
+                drawn = tuple(written[1:]) if func is aten.native_dropout.default else ()
+                padded = _padded(func, args, out) if region and alone else ()
+                self.ops.append(Op(start, end, region, backward, alone, tuple(ins), tuple(written), drawn, padded))
             return out
 
         return watched
@@ -137,6 +141,19 @@ class Regions:
         elif not self._starts or (number > self._starts[-1] and self._owners[-1] != owner):
             self._starts.append(number)
             self._owners.append(owner)
+
+
+def _padded(func: Any, args: Any, out: Any) -> tuple[int, ...]:
+    """Sizes of the copies that ``torch/_inductor/fx_passes/pad_mm.py`` makes so that every side of a 16-bit product is
+    a multiple of 8 elements (a vocabulary of 50257 is not)."""
+    if func not in (aten.mm.default, aten.addmm.default, aten.bmm.default):
+        return ()
+    a, b = args[-2:] if func is not aten.addmm.default else args[1:3]
+    if a.dtype not in (torch.float16, torch.bfloat16):
+        return ()
+    rows, inner, columns = a.shape[-2] % 8, a.shape[-1] % 8, b.shape[-1] % 8
+    sides = ((a, rows or inner), (b, inner or columns), (out, rows or columns))
+    return tuple(t.numel() * t.element_size() for t, misaligned in sides if misaligned)
 
 
 def region_of(code: Any, regions: Regions, stack: ExitStack) -> Any:
@@ -221,7 +238,7 @@ class _Rewriting:
         wanted = [v for v in made_f if any(u in there for u in uses.get(v, ()))]
         wanted += [v for v in inputs if v in self.died and any(u in there for u in uses.get(v, ()))]
         outside = {v for v in (*made_f, *made_b) if self._leaves(v, here, there, end)}
-        kept = self._kept(forward, made_f, inputs, wanted, outside, here) if backward else set()
+        kept = self._kept(forward, made_f, inputs, wanted, outside, here, there) if backward else set()
         real = self._real(forward, made_f, here, outside) | kept
         real_b = self._real(backward, made_b, there, outside)
         last: dict[int, int] = {}  # of this region: the last operator of it for which a value must be there
@@ -303,6 +320,7 @@ class _Rewriting:
         wanted: list[int],
         outside: set[int],
         here: set[int],
+        there: set[int],
     ) -> set[int]:
         """What the forward pass keeps for backward: the cheapest cut."""
         ops, sizes = self.ops, self.sizes
@@ -314,8 +332,12 @@ class _Rewriting:
             op = ops[i]
             for o in op.outs:
                 small = 8 * sizes[o] <= max((sizes[x] for x in op.ins), default=0)
-                parents = () if op.alone or small else tuple(number[x] for x in op.ins if x in number and x != o)
-                edges.append((number[o], op.alone or small, parents))
+                # what a library kernel reads in backward would have to be written again: it is kept
+                fixed = (
+                    op.alone or small or o in op.drawn or any(ops[u].alone for u in self.uses.get(o, ()) if u in there)
+                )
+                parents = () if fixed else tuple(number[x] for x in (*op.ins, *op.drawn) if x in number and x != o)
+                edges.append((number[o], fixed, parents))
         weights = []
         real = self._real(forward, made, here, outside)
         for v in number:
@@ -404,6 +426,13 @@ class _Rewriting:
             recorder.births.append(place)
             line.append((ops[first].start - 0.5, identity, place))
             line.append((ops[until].end + 0.25, ~identity, place))
+        for op in ops:
+            for nbytes in op.padded:
+                place = self._place(op.start)
+                identity = len(recorder.sizes)
+                recorder.sizes.append(nbytes)
+                recorder.births.append(place)
+                line += [(op.start - 0.4, identity, place), (op.end - 0.4, ~identity, place)]
         line.sort(key=lambda entry: entry[0])
         recorder.events[:] = [event for _, event, _ in line]
         recorder.where[:] = [place for _, _, place in line]

@@ -158,10 +158,26 @@ def _cudnn(args: Any, kwargs: Any, out: Any, chip: Chip) -> Plan:
 
 
 def _cudnn_backward(args: Any, kwargs: Any, out: Any, chip: Chip) -> Plan:
-    """An fp32 accumulator of the query's gradient, a softmax sum for each row, and 256 bytes: measured."""
+    """An fp32 accumulator of the query's gradient, a softmax sum for each row, and 256 bytes: measured. A gradient that
+    is not laid out as the result is copied."""
     batch, heads, seq, size = args[1].shape
     rows = batch * heads * seq
-    return ("out", 0), ("out", 1), ("out", 2), ("take", rows * (4 * size + 4) + 256), ("give", 0)
+    steps = ("out", 0), ("out", 1), ("out", 2), ("take", rows * (4 * size + 4) + 256), ("give", 0)
+    return _around(steps, [args[0]] if args[0].stride() != args[4].stride() else [])
+
+
+def _around(steps: Plan, tensors: list[torch.Tensor]) -> Plan:
+    """`steps` while copies of `tensors` are held."""
+    n = len(tensors)
+    moved = (("give", s[1] + n) if s[0] == "give" else s for s in steps)
+    copies = (("take", t.numel() * t.element_size()) for t in tensors)
+    return (*copies, *moved, *(("give", i) for i in range(n)))
+
+
+def _misplaced(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Those of shape ``(batch, heads, seq, size)`` that do not lie in memory as ``(batch, seq, heads, size)``: the
+    kernels' callers copy them (attention_backward.cu, ``contiguous()`` of the transposed tensor)."""
+    return [t for t in tensors if not t.transpose(1, 2).is_contiguous()]
 
 
 def _flash(args: Any, kwargs: Any, out: Any, chip: Chip) -> Plan:
@@ -207,7 +223,13 @@ def _flash_backward(args: Any, kwargs: Any, out: Any, chip: Chip) -> Plan:
     batch, heads, seq, size = args[1].shape
     rows = batch * heads * (-(-seq // 128) * 128)
     padded = -(-size // 32) * 32 if size <= 128 else -(-size // 64) * 64
-    return ("out", 0), ("out", 1), ("out", 2), ("take", 4 * rows), ("take", 4 * rows * padded), ("give", 1), ("give", 0)
+    steps: list[tuple[Any, ...]] = [("out", 0), ("out", 1), ("out", 2)]
+    steps += [("take", 4 * rows), ("take", 4 * rows * padded), ("give", 1), ("give", 0)]
+    if args[2].shape[1] != heads:  # gradients of keys and values for every head, summed up for each group
+        wide = batch * heads * args[2].shape[2] * size * args[1].element_size()
+        steps[3:3] = [("take", wide), ("take", wide)]
+        steps[-2:] = [("give", 3), ("give", 2), ("give", 1), ("give", 0)]
+    return _around(tuple(steps), _misplaced(args[0], args[4]))
 
 
 def _efficient(args: Any, kwargs: Any, out: Any, chip: Chip) -> Plan:
@@ -239,8 +261,10 @@ def _efficient_backward(args: Any, kwargs: Any, out: Any, chip: Chip) -> Plan:
         steps.append(("out", 3))
     if q.dtype is torch.float32:
         steps += [("take", full), ("take", 4 * rows), ("take", 4 * rows), ("give", 1), ("give", 0)]
-        return (*steps, ("take", workspace), ("give", 2), ("give", 3))
-    return (*steps, ("take", 4 * rows), ("take", workspace), ("give", 0), ("give", 1))
+        steps += [("take", workspace), ("give", 2), ("give", 3)]
+    else:
+        steps += [("take", 4 * rows), ("take", workspace), ("give", 0), ("give", 1)]
+    return _around(tuple(steps), _misplaced(args[0]))
 
 
 def _embedding_backward(args: Any, kwargs: Any, out: torch.Tensor, chip: Chip) -> Plan | None:

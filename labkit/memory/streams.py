@@ -11,8 +11,8 @@ import torch
 from .recorder import Recorder
 
 DELAYED = (
-    "tensors were marked with record_stream: a card gives their memory back when the other stream's work is done, "
-    "the prediction at once"
+    "tensors were marked with record_stream: a card gives their memory back only when the other stream's work is done, "
+    "so it reserves more than predicted; allocated does not change by it"
 )
 
 
