@@ -44,9 +44,7 @@ def reference(
     where there is none.
     """
     latest = {}
-    for row in _rows(str(places.home() / "data" / "reference")):
-        if (row.get("kind"), row.get("lesson"), row.get("name")) != (kind, lesson or _open(), name):
-            continue
+    for row in _measured(kind, lesson or _open(), name):
         if what is None or row.get("what") == what:
             latest[row["card"], row.get("what")] = {**row, "label": f"reference · {row['card']}"}
     return list(latest.values())
@@ -69,7 +67,7 @@ def with_times(reports: Iterable[Report]) -> list[Report]:
     lesson, its clock marked ``reference · <card>``. Reports that have a time, or none to borrow, stay as they are."""
     found = []
     for report in reports:
-        rows = [] if report.timing or not report.ok else reference(report.name, kind="report")
+        rows = [] if report.timing or not report.ok else _measured("report", _open(), report.name)
         timed = [r for r in rows if r.get("timing") and _same(report.settings, r.get("settings") or {})]
         if timed:
             timing = Report.from_dict(timed[-1]).timing
@@ -84,6 +82,12 @@ def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
     """Show a table: HTML in a notebook, columns of text elsewhere. Cells that are no text go through `show.number`."""
     cells = [[c if isinstance(c, str) else show.number(c) for c in row] for row in rows]
     show.emit(show.text_table(list(head), cells), show.table(list(head), cells))
+
+
+def _measured(kind: str, lesson: str, name: str) -> list[Mapping[str, Any]]:
+    """Every row of this kind, lesson and name, oldest first."""
+    rows = _rows(str(places.home() / "data" / "reference"))
+    return [r for r in rows if (r.get("kind"), r.get("lesson"), r.get("name")) == (kind, lesson, name)]
 
 
 def _same(settings: Mapping[str, Any], older: Mapping[str, Any]) -> bool:

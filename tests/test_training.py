@@ -151,6 +151,7 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         {**common, "kind": "fact", "name": "bus", "what": "pageable", "value": 3.0, "unit": "GB/s"},
         {**common, "kind": "fact", "name": "bus", "what": "guessed", "value": 9.0, "source": "predicted"},
         {**common, "kind": "report", **report},
+        {**common, "kind": "report", **report, "settings": {"batch": 8}, "tokens": 8192},  # a sweep has one name
     ]
     (reference / "lessons-h200.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setenv("LABKIT_HOME", str(tmp_path))
