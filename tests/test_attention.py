@@ -161,6 +161,10 @@ def test_reasons_are_all_that_is_in_the_way_and_no_more(
 def test_a_head_that_is_too_wide_is_the_reason() -> None:
     found = attention.explain(*meta(shape=(2, 12, 128, 320)), card="h200")
     assert (found.ran, found.refused["flash"]) == ("efficient", "head size 320")
+    in_training = attention.explain(*meta(torch.float32, (2, 12, 128, 256)), dropout=0.1, card="rtx4090")
+    assert in_training.refused["flash"] == "takes no float32; head size 256"
+    at_rest = attention.explain(*meta(torch.float32, (2, 12, 128, 256), grad=False), dropout=0.1, card="rtx4090")
+    assert at_rest.refused["flash"] == "takes no float32"
 
 
 def test_what_is_switched_off_says_so_and_stays_off() -> None:
