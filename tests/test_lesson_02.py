@@ -1,0 +1,345 @@
+"""Lesson 02: its exercises score right, empty and typical wrong answers as they should, and its arithmetic is exact."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import labkit as lab
+from labkit import notebooks, recipes
+from labkit.checks import Check
+
+LESSON = Path(__file__).resolve().parents[1] / "lessons" / "02_mixed_precision.py"
+
+
+@lru_cache
+def cells(kind: str = "learner") -> dict[str, str]:
+    """Source by cell id, of the notebook that learners get or of the solved one."""
+    master = notebooks.master(LESSON)
+    book = notebooks.learner(master) if kind == "learner" else notebooks.solved(master)
+    return {cell.id: cell.source for cell in book.cells}
+
+
+def run(source: str, names: dict[str, Any]) -> Any:
+    """Run a cell; returns the value of its last expression, as a notebook would show it."""
+    tree = ast.parse(source)
+    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, "<cell>", "exec"), names)
+    return eval(compile(ast.Expression(last.value), "<cell>", "eval"), names) if last else None  # type: ignore[attr-defined]
+
+
+def functions(cell: str, *wanted: str, **names: Any) -> dict[str, Any]:
+    """The named functions and classes of a cell, without what the cell measures and draws."""
+    found: dict[str, Any] = {"lab": lab, "torch": torch, "math": math, **names}
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    keep = [n for n in ast.parse(cells()[cell]).body if isinstance(n, kinds) and n.name in wanted]
+    assert len(keep) == len(wanted)
+    exec(compile(ast.Module(keep, []), "<cell>", "exec"), found)
+    return found
+
+
+def checked(exercise: str, **answer: Any) -> Check:
+    """What the learner's own check cell says about an answer."""
+    names: dict[str, Any] = {"lab": lab, "torch": torch, "math": math}
+    run(cells()[exercise], names)
+    names.update(answer)
+    found = run(cells()[f"{exercise}-check"], names)
+    assert isinstance(found, Check)
+    return found
+
+
+def solution(exercise: str) -> dict[str, Any]:
+    names: dict[str, Any] = {"lab": lab, "torch": torch, "math": math}
+    run(cells("solved")[exercise], names)
+    return names
+
+
+@pytest.mark.parametrize("exercise", ["break_even", "careful_step", "scaled", "diagnosis"])
+def test_untouched_answers_are_blank(exercise: str) -> None:
+    found = checked(exercise)
+    assert (found.status, found.points) == ("blank", 0)
+
+
+def test_answers_are_not_in_the_learners_copy() -> None:
+    text = "\n".join(cells().values())
+    for secret in ("1024.2", "28 * 1024", 'scaled_run = "A"', "norm = torch.nn.utils", "One product is missing"):
+        assert secret not in text, secret
+
+
+# ------------------------------------------------------------------------------------------- exercise 1
+
+
+def tokens(
+    copy: float = 2, block: float = 12, head: float = 1, saved: float = 28, d: int = 1024, blocks: int = 24
+) -> float:
+    """Break-even tokens with the given bytes and factors."""
+    return copy * (block * d**2 * blocks + head * d * 50257) / (saved * d * blocks)
+
+
+@pytest.mark.parametrize("answer", [tokens(), 1024.25, 1027, 1025])
+def test_exercise_1_right(answer: float) -> None:
+    found = checked("break_even", break_even=answer)
+    assert (found.status, found.points) == ("right", 1), found.message
+
+
+def test_exercise_1_the_solution_is_right() -> None:
+    assert checked("break_even", break_even=solution("break_even")["break_even"]).points == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "points", "word"),
+    [
+        (tokens(copy=1), 0, "How many bytes"),
+        (tokens(copy=4), 0, "16 bits"),
+        (tokens(head=0), 0.5, "outside the blocks"),
+        (2 * (12 * 1024**2 + 1024 * 50257) / (28 * 1024 * 24), 0, "How many blocks"),
+        (24 * tokens(), 0, "one block"),
+        (tokens(d=768, blocks=12), 0, "small gpt2"),
+        (tokens(saved=86), 0, "86"),
+        (tokens(saved=114), 0, "114"),
+        (1e9, 0, "large"),
+        (None, 0, "number"),
+        ("1024 tokens", 0, "number"),
+        (-1024.0, 0, "sign"),
+    ],
+)
+def test_exercise_1_wrong(answer: Any, points: float, word: str) -> None:
+    found = checked("break_even", break_even=answer)
+    assert found.status == ("partial" if points else "wrong")
+    assert found.points == points
+    assert word in found.message, found.message
+    assert "1024.2" not in found.message
+
+
+# ------------------------------------------------------------------------------------------- exercise 2
+
+
+def stepping(careful_step: Callable[..., Any]) -> Check:
+    """The check's verdict on a learner's function; ``micro_loss`` is the lesson's."""
+    return checked("careful_step", careful_step=careful_step)
+
+
+def micro_loss(model: Any, batch: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.float16):
+        return model(batch).float().square().mean()
+
+
+def variant(
+    *,
+    mean: bool = True,
+    unscale: bool = True,
+    clip: str = "before",
+    step: str = "scaler",
+    update: bool = True,
+    clear: bool = True,
+    give: str = "norm",
+    micro: str = "all",
+    scale: bool = True,
+) -> Callable[..., Any]:
+    """`careful_step` with one thing done differently."""
+
+    def careful_step(model: Any, optimizer: Any, scaler: Any, batches: Any, limit: float) -> Any:
+        norm = torch.tensor(0.0)
+        for batch in batches if micro == "all" else batches[:1]:
+            loss = micro_loss(model, batch) / (len(batches) if mean else 1)
+            (scaler.scale(loss) if scale else loss).backward()
+        if unscale:
+            scaler.unscale_(optimizer)
+        if clip == "before":
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+        if step == "scaler":
+            scaler.step(optimizer)
+        else:
+            optimizer.step()
+        if clip == "after":
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+        if update:
+            scaler.update()
+        if clear:
+            optimizer.zero_grad(set_to_none=True)
+        return float(norm) if give == "norm" else None
+
+    return careful_step
+
+
+def test_exercise_2_right() -> None:
+    found = stepping(solution("careful_step")["careful_step"])
+    assert (found.status, found.points) == ("right", 2), found.message
+    assert stepping(variant()).points == 2  # the variants below differ from this in one thing
+
+
+@pytest.mark.parametrize(
+    ("answer", "below", "word"),
+    [
+        (variant(unscale=False), 2, "hardly moved"),
+        (variant(clip="after"), 2, "longer than it should be"),
+        (variant(clip="never"), 2, "longer than it should be"),
+        (variant(mean=False), 2, "the mean loss"),
+        (variant(micro="first"), 2, "the mean loss"),
+        (variant(update=False), 1, "the scale would never change"),
+        (variant(clear=False), 2, "left over"),
+        (variant(give="nothing"), 2, "a number is asked for"),
+        (variant(step="optimizer"), 2, "infinite gradient"),
+        (variant(step="optimizer", unscale=False, clip="never", update=False), 1, "far too long"),
+        (lambda model, optimizer, scaler, batches, clip: 1.0, 1, "hardly moved"),
+        (lambda model, optimizer, scaler, batches, clip: 1 / 0, 1, "ZeroDivisionError"),
+    ],
+    ids=[
+        "clipped with the scale on",
+        "clipped after the step",
+        "not clipped",
+        "sum",
+        "one micro-batch",
+        "no update",
+        "gradients left",
+        "no return",
+        "optimizer steps",
+        "scaled step",
+        "nothing",
+        "raises",
+    ],
+)
+def test_exercise_2_wrong(answer: Callable[..., Any], below: float, word: str) -> None:
+    found = stepping(answer)
+    assert found.status in ("wrong", "partial", "error"), found.message
+    assert found.points < below
+    assert word in found.message, found.message
+
+
+def test_exercise_2_is_no_function() -> None:
+    found = checked("careful_step", careful_step=1.0)
+    assert (found.status, found.points) == ("wrong", 0)
+
+
+# ------------------------------------------------------------------------------------------- exercise 3
+
+
+def test_exercise_3_right() -> None:
+    found = checked("scaled", scaled_run=solution("scaled")["scaled_run"])
+    assert (found.status, found.points) == ("right", 1)
+    written = checked("diagnosis", diagnosis=solution("diagnosis")["diagnosis"])
+    assert (written.status, written.points, written.manual) == ("right", 2, True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "word"),
+    [("B", "forward"), ("C", "fp32"), ("all", "'A', 'B', 'C'"), (["A"], "'A', 'B', 'C'"), (1, "'A', 'B', 'C'")],
+)
+def test_exercise_3_wrong(answer: Any, word: str) -> None:
+    found = checked("scaled", scaled_run=answer)
+    assert (found.status, found.points) == ("wrong", 0)
+    assert word in found.message
+
+
+@pytest.mark.parametrize(
+    ("answer", "most", "word"),
+    [
+        ("It is A because of underflow.", 0, "words"),
+        ("In B a number overflows in forward, and that makes the loss NaN, every forty steps or so, I say.", 1.5, "B"),
+        (
+            "C is the same in fp32, so the variance of the input is too small for the epsilon that is used there.",
+            1.5,
+            "B",
+        ),
+        (
+            "In C there is underflow and the scale must go up. B overflows, so one uses bf16 there, with more range.",
+            1.5,
+            "C",
+        ),
+        ("I do not know what the monitors mean here but the scale should be larger in all of them, I think.", 0.5, ""),
+        (42, 0, "text"),
+    ],
+)
+def test_exercise_3_written_answers(answer: Any, most: float, word: str) -> None:
+    found = checked("diagnosis", diagnosis=answer)
+    assert found.manual and found.status in ("wrong", "partial"), found.message
+    assert found.points <= most
+    assert word in found.message, found.message
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "B: the output of the MLP is larger than what fp16 can hold, so switch to bfloat16. C is the same in fp32, "
+        "hence AMP is not guilty; the embeddings are initialised too small.",
+        "In run B something becomes infinite in forward, before the loss; disabling autocast for this module helps. In "
+        "run C the standard deviation is far below eps, whatever the precision.",
+        "The activation of B exceeds 65504: keep that MLP in full precision. For C, fp32 gives the same number, no "
+        "precision cures it, the input to LayerNorm is tiny.",
+    ],
+)
+def test_exercise_3_takes_other_words_for_it(answer: str) -> None:
+    found = checked("diagnosis", diagnosis=answer)
+    assert (found.status, found.points) == ("right", 2), found.message
+
+
+# ------------------------------------------------------------------------------------------- the lesson's arithmetic
+
+
+def account() -> dict[str, Any]:
+    d, layers, vocabulary = 768, 12, 50257
+    sizes = {"N": 124_439_808, "L": layers, "d": d, "V": vocabulary}
+    return functions("account", "terms", "term_of", products=12 * d * d * layers + d * vocabulary, **sizes)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_terms_are_what_is_alive_at_the_peak(precision: str) -> None:
+    names = account()
+    training = functions("training", "training", recipes=recipes)["training"]
+    report = lab.measure(training, batch=2, seq=1024, precision=precision, card="h200", repeats=0)
+    formula = names["terms"](2, 1024, precision == "bf16")
+    copies = formula.pop("16-bit copies")
+    found = dict.fromkeys(formula, 0)
+    for holding in report.alive:
+        term = names["term_of"](holding)
+        found[term] = found.get(term, 0) + holding.nbytes
+    inside = {"attention": 8 * 768**2 * 12, "MLP": 16 * 768**2 * 12, "logits and loss": 2 * 768 * 50257}
+    assert copies == (sum(inside.values()) if precision == "bf16" else 0)
+    for term, nbytes in formula.items():
+        held = found[term] - (inside.get(term, 0) if copies else 0)
+        assert held == pytest.approx(nbytes, rel=0.01), term  # small ones are left out: statistics of rows
+
+
+def test_a_scaler_by_hand_goes_as_pytorchs_does() -> None:
+    hand = functions("scaler", "HandScaler")["HandScaler"](2.0**20, interval=3)
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    theirs = torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=3)
+    for size in (1.0, math.inf, 1.0, 1.0, 1.0, math.nan, 1.0, 1.0, 1.0, 1.0):
+        weight.grad = torch.tensor([size]) * hand.scale
+        theirs.scale(torch.zeros(1))
+        theirs.step(optimizer)
+        theirs.update()
+        weight.grad = torch.tensor([size]) * hand.scale
+        hand.step(optimizer)
+        assert hand.scale == theirs.get_scale()
+
+
+def test_rounding_at_random_is_right_on_average() -> None:
+    round_at_random = functions("lost-updates", "round_at_random")["round_at_random"]
+    torch.manual_seed(0)
+    x = torch.full((100_000,), 1 + 2.0**-9)  # a quarter of the way to the next bf16 number
+    got = round_at_random(x)
+    assert got.dtype is torch.bfloat16
+    assert set(got.float().tolist()) == {1.0, 1 + 2.0**-7}
+    assert float((got.float() > 1).float().mean()) == pytest.approx(0.25, abs=0.01)
+    exact = torch.tensor([-2.5, 0.0, 1.0])
+    assert torch.equal(round_at_random(exact).float(), exact)
+
+
+def test_in_float32_leaves_autocast_for_one_module() -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(8, 8)
+    kept = functions("cures", "InFloat32")["InFloat32"](layer)
+    x = torch.randn(2, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layer(x).dtype is torch.bfloat16
+        got = kept(x)
+    assert torch.equal(got, layer(x))
