@@ -30,7 +30,7 @@ SIZES = (MiB // 16, MiB, 16 * MiB, 256 * MiB)
 
 @dataclass(frozen=True)
 class Transfer:
-    """Copies of ``nbytes`` in one direction (``"to host"``, ``"to device"``, ``"within the host"``), from or to pinned
+    """Copies of ``nbytes`` in one direction (``"to host"``, ``"to card"``, ``"within the host"``), from or to pinned
     or pageable memory of the host. Pinned pages stay where they are, so that the card reads them by itself; what is
     pageable goes through a pinned buffer of the driver's first."""
 
@@ -71,7 +71,7 @@ def measure_bus(
         there = torch.empty(nbytes, dtype=torch.uint8, device=device)
         for pinned in (True, False) if device.type == "cuda" else (False,):
             host = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=pinned)
-            ways: dict[str, tuple[torch.Tensor, torch.Tensor]] = {"to host": (there, host), "to device": (host, there)}
+            ways: dict[str, tuple[torch.Tensor, torch.Tensor]] = {"to host": (there, host), "to card": (host, there)}
             if device.type != "cuda":
                 ways = {"within the host": (host, there)}
             for direction, (source, target) in ways.items():

@@ -86,8 +86,8 @@ def test_an_error_passes_through(tmp_path: Path) -> None:
 @pytest.mark.gpu
 def test_pinned_copies_are_not_slower_than_pageable_ones() -> None:
     found = {t.kind: t for t in bus.measure_bus(["64MiB"])}
-    assert set(found) == {f"{d}, {k}" for d in ("to host", "to device") for k in ("pinned", "pageable")}
-    for direction in ("to host", "to device"):
+    assert set(found) == {f"{d}, {k}" for d in ("to host", "to card") for k in ("pinned", "pageable")}
+    for direction in ("to host", "to card"):
         assert found[f"{direction}, pinned"].rate > 0.9 * found[f"{direction}, pageable"].rate
         most = bus.host().link_rate
         assert most is None or found[f"{direction}, pinned"].rate < 1.1 * most
