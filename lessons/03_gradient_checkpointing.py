@@ -636,8 +636,8 @@ lab.settle(
 # `checkpointing.keeping("products", "attention")` makes such a function.
 #
 # By shapes: q, k, v (12), the product after attention (4), the MLP's two (16 + 4), and the input (4): 40 b s d instead
-# of 114, and no product is computed twice. Attention has dropout here and is computed
-# again all the same; *Equivalence* below says why.
+# of 114, and no product is computed twice. Attention has dropout here and is computed again all the same;
+# *Equivalence* below says why.
 
 # %% name="guess-selective"
 lab.guess("selective", None, f"{FEW} x 1024, language model, selective: the peak?", unit="GiB")
@@ -725,8 +725,9 @@ lab.table(("activation memory budget", "peak", "step", "where from"), rows)
 # %% [markdown]
 # ### Checkpointing and mixed precision
 #
-# With autocast (lesson 02) the two save on the same bytes. What autocast adds, 16-bit copies of the weights and casts
-# of the logits, checkpointing does not take away.
+# With autocast (lesson 02) both save on the same bytes, the activations of the blocks. What autocast adds, 16-bit
+# copies of the weights and casts of the logits, checkpointing does not take away. (Autocast is to bf16 here. On cards
+# before Ampere, such as an RTX 20 or a T4, the cell takes fp16; no such card was at hand.)
 
 # %% name="amp"
 amp_stored = lab.measure(
@@ -933,8 +934,8 @@ print(
 #
 # ### Reentrant or not
 #
-# Up to 2023 checkpointing always started a second backward pass inside the first one: it *re-entered* autograd
-# (`use_reentrant=True`). The other way only fills in the missing tensors when they are asked for. What the older one
+# The older way to recompute starts a second backward pass inside the first one: it *re-enters* autograd
+# (`use_reentrant=True`). The newer one only fills in the missing tensors when they are asked for. What the older one
 # cannot do:
 
 
@@ -958,11 +959,8 @@ def mlp():
 
 
 def frozen_input(reentrant):
-    block, head, x = (
-        mlp(),
-        torch.nn.Linear(8, 1),
-        torch.ones(2, 8),
-    )  # x comes from frozen layers
+    block, head = mlp(), torch.nn.Linear(8, 1)
+    x = torch.ones(2, 8)  # comes from frozen layers
     head(checkpoint(block, x, use_reentrant=reentrant)).sum().backward()
     return f"gradient of a weight: {'None' if block[0].weight.grad is None else 'there'}"
 
@@ -988,7 +986,8 @@ def recomputed(reentrant):
         loss = checkpoint(block, x, use_reentrant=reentrant).sum()
         forward = products.count
         loss.backward()
-    return f"{products.count - forward - 4} of {forward} products computed again"
+    again = products.count - forward - 4  # backward itself has two for each layer
+    return f"{again} of {forward} products computed again"
 
 
 def outcome(case, reentrant):
