@@ -16,12 +16,13 @@ from ..results import Failure, Holding, Peaks, Report, Timeline
 from ..units import UserError
 from . import attribution
 from .allocator import Allocator, Block, OutOfMemory
-from .compiled import Regions, rewrite
+from .compiled import rewrite
 from .engine import Accumulation
 from .expandable import ExpandableAllocator
 from .ghosts import GPU, Ghosts, PredictionError, aten, lay_to_rest
 from .kernels import Chip, chip, plan
 from .recorder import Recorder
+from .regions import Regions
 from .rules import rules
 from .semantics import cuda_semantics
 from .standin import stand_in

@@ -17,9 +17,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from . import streams
-from .compiled import region_of
 from .ghosts import RECURRENT, VALUES_READ, Ghosts, PredictionError, assume, is_ghost
 from .libraries import informed
+from .regions import GRAPHS, region_of
 from .threads import refusing_threads
 
 
@@ -36,6 +36,8 @@ def stand_in(ghosts: Ghosts, *, cuda: bool = False) -> Iterator[None]:
         stack.enter_context(_models_from_outside())
         stack.enter_context(_optimizers_from_outside())
         _answer(stack, ghosts)
+        if "torch._dynamo.eval_frame" in sys.modules:
+            _compiled_outside(stack, ghosts)
         if not cuda:
             _redirect(stack, ghosts)
             stack.enter_context(informed(ghosts))
@@ -172,6 +174,8 @@ def _answer(stack: ExitStack, ghosts: Ghosts) -> None:
             return lambda function: compile(function, **how)
         if how.get("disable") or how.get("backend", "inductor") != "inductor":
             return model
+        if how.get("mode") in ("reduce-overhead", "max-autotune"):
+            notes[GRAPHS] = None
         return region_of(model, ghosts.regions, stack)
 
     def compile_module(self: torch.nn.Module, *_: Any, **how: Any) -> None:
@@ -229,6 +233,29 @@ def _answer(stack: ExitStack, ghosts: Ghosts) -> None:
         _replace(stack, owner, name, value)
 
 
+def _compiled_outside(stack: ExitStack, ghosts: Ghosts) -> None:
+    """Modules that were compiled before the experiment began are regions too; their code runs uncompiled."""
+    from torch.nn.modules import module as modules
+
+    stack.enter_context(torch.compiler.set_stance("force_eager"))
+    regions = ghosts.regions
+
+    def compiled(module: Any) -> bool:
+        return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
+
+    def enter(module: torch.nn.Module, _: Any) -> None:
+        if compiled(module):
+            regions.begin()
+            regions.enter()
+
+    def leave(module: torch.nn.Module, *_: Any) -> None:
+        if compiled(module):
+            regions.leave()
+
+    stack.callback(modules.register_module_forward_pre_hook(enter).remove)
+    stack.callback(modules.register_module_forward_hook(leave, always_call=True).remove)
+
+
 def _redirect(stack: ExitStack, ghosts: Ghosts) -> None:
     """``torch.autocast("cuda")``, ``GradScaler("cuda")``, streams and synchronisation."""
     from torch.amp import autocast_mode, grad_scaler
@@ -260,6 +287,17 @@ def _redirect(stack: ExitStack, ghosts: Ghosts) -> None:
 
         return layer
 
+    def made(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        """PyTorch makes a tensor of Python's values on the host and moves it without asking anyone."""
+        place = torch.get_default_device() if device is None else torch.device(device)
+        if place != ghosts.gpu and place.type != "cuda":
+            return tensor(data, *args, device=device, **kwargs)
+        needs = kwargs.pop("requires_grad", False)
+        with torch.device("cpu"):
+            out = tensor(data, *args, **kwargs).to(ghosts.gpu)
+        return out.requires_grad_() if needs else out
+
+    tensor = torch.tensor
     lstm_on = torch._VF.lstm  # type: ignore[attr-defined]
     supported = _foreach_utils._get_foreach_kernels_supported_devices
 
@@ -271,6 +309,7 @@ def _redirect(stack: ExitStack, ghosts: Ghosts) -> None:
         (torch_optimizer, "_get_foreach_kernels_supported_devices", foreach_devices),
         (autocast_mode.autocast, "__init__", autocast),
         (grad_scaler.GradScaler, "__init__", scaler),
+        (torch, "tensor", made),
         (torch._VF, "lstm", lstm),
         (torch._VF, "gru", unless_on_gpu("gru")),
         (torch._VF, "rnn_tanh", unless_on_gpu("rnn_tanh")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
@@ -70,6 +71,9 @@ class Whereabouts:
         from torch.nn.modules import module as modules
         from torch.optim import optimizer
 
+        self._quiet = warnings.catch_warnings()
+        self._quiet.__enter__()
+        warnings.filterwarnings("ignore", message="Using `torch.compile")  # compiled modules mention hooks like these
         self._handles = [
             modules.register_module_forward_pre_hook(self._enter_module),
             modules.register_module_forward_hook(self._leave_module, always_call=True),
@@ -82,6 +86,7 @@ class Whereabouts:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        self._quiet.__exit__(None, None, None)
 
     def update(self) -> None:
         """Called before each operator: where are we now?"""
