@@ -73,3 +73,12 @@ def test_other_types_are_left_alone() -> None:
     with halves.fast_products():
         assert torch.equal(a @ a, wanted)
         assert (a.double() @ a.double()).dtype is torch.float64
+
+
+def test_nothing_is_done_for_a_gpu() -> None:
+    from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+    with halves.fast_products("cuda"):
+        assert _get_current_dispatch_mode() is None
+    with halves.fast_products():
+        assert _get_current_dispatch_mode() is not None
