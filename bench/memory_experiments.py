@@ -2,6 +2,7 @@
 
     python bench/memory_experiments.py measure --out rows.jsonl [--only offload,compiled]      (needs a CUDA card)
     python bench/memory_experiments.py predict [--only save_on_cpu] [--truth rows.jsonl]
+    python bench/memory_experiments.py report                                         (writes bench/results)
 
 Each is measured in a forked child with a fresh allocator (see memory_truth.py): peaks of the first and the fourth step.
 """
@@ -571,13 +572,73 @@ def experiment_of(row: dict[str, Any]) -> Callable[..., Any]:
     return build
 
 
+def report(truth: Path, out: Path) -> None:
+    """Predict every measured row and write the errors by kind, and of every row, as a table."""
+    import statistics
+
+    from labkit import memory
+
+    rows = [json.loads(line) for line in truth.read_text().splitlines()]
+    rows = [row for row in rows if row["status"] == "ok"]
+    found = []
+    for row in rows:
+        start = time.process_time()
+        predicted = memory.predict(experiment_of(row["experiment"]), card="h200", trace=False)
+        seconds = time.process_time() - start
+        errors = {
+            (step, name): getattr(getattr(predicted, step), f"{name}_bytes") / row[step][f"{name}_bytes"] - 1
+            for step in ("first", "steady")
+            for name in ("allocated", "requested", "reserved")
+        }
+        inside = None
+        if predicted.band_bytes:
+            low, high = predicted.band_bytes
+            inside = low <= row["steady"]["allocated_bytes"] <= high
+        found.append((row, predicted, errors, inside, seconds))
+        print(name_of(row["experiment"]), f"{errors['steady', 'allocated']:+.2%}", inside, flush=True)
+    first = rows[0]
+    lines = [
+        "# Predictions of experiments beside the recipes",
+        "",
+        f"{len(rows)} experiments measured on {first['card']} ({first['capability']}, PyTorch "
+        f"{first['versions']['torch']}, {first['date']}), each in a fresh process, and predicted without a GPU: "
+        "`python bench/memory_experiments.py report`. Errors are predicted "
+        "minus measured, in per cent; the worst of the first and the steady step.",
+        "",
+        "| kind | rows | allocated, median | allocated, worst | requested, worst | reserved, worst | in the band |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for label in dict.fromkeys(row["experiment"]["kind"] for row in rows):
+        these = [entry for entry in found if entry[0]["experiment"]["kind"] == label]
+
+        def worst(name: str, these: list[Any] = these) -> float:
+            return max((e[2][step, name] for e in these for step in ("first", "steady")), key=abs)
+
+        middle = statistics.median(abs(e[2][step, "allocated"]) for e in these for step in ("first", "steady"))
+        banded = [e[3] for e in these if e[3] is not None]
+        band = f"{sum(banded)} of {len(banded)}" if banded else ""
+        lines.append(f"| {label} | {len(these)} | {100 * middle:.2f} | {100 * worst('allocated'):+.2f} | "
+                     f"{100 * worst('requested'):+.2f} | {100 * worst('reserved'):+.2f} | {band} |")  # fmt: skip
+    lines += ["", "| experiment | allocated, first | allocated, steady | band | measured, steady |",
+              "| --- | --- | --- | --- | --- |"]  # fmt: skip
+    for row, predicted, errors, inside, _ in found:
+        band = ""
+        if inside is not None:
+            low, high = (bound / 2**20 for bound in predicted.band_bytes)
+            band = f"{low:.0f} to {high:.0f} MiB" + ("" if inside else ", missed")
+        lines.append(f"| {name_of(row['experiment'])} | {100 * errors['first', 'allocated']:+.2f} | "
+                     f"{100 * errors['steady', 'allocated']:+.2f} | {band} | "
+                     f"{row['steady']['allocated_bytes'] / 2**20:.0f} MiB |")  # fmt: skip
+    out.write_text("\n".join(lines) + "\n")
+
+
 def name_of(row: dict[str, Any]) -> str:
     return " ".join(str(v) if k == "kind" else f"{k}={v}" for k, v in row.items())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("measure", "predict"))
+    parser.add_argument("what", choices=("measure", "predict", "report"))
     parser.add_argument("--set", choices=("plain", "compiled"), default="plain")
     parser.add_argument("--only", help="kinds, separated by commas")
     parser.add_argument("--out")
@@ -585,6 +646,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=6)
     parser.add_argument("--limit-s", type=float, default=80)
     arguments = parser.parse_args()
+    if arguments.what == "report":
+        root = Path(__file__).resolve().parents[1]
+        truth = Path(arguments.truth or root / "data/reference/memory-h200-experiments.jsonl")
+        report(truth, Path(arguments.out or root / "bench/results/memory-experiments.md"))
+        return
     rows = chosen() if arguments.set == "plain" else chosen_compiled()
     if arguments.only:
         rows = [r for r in rows if r["kind"] in arguments.only.split(",")]

@@ -287,15 +287,13 @@ def _redirect(stack: ExitStack, ghosts: Ghosts) -> None:
 
         return layer
 
-    def made(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+    def made(data: Any, *, device: Any = None, requires_grad: bool = False, **how: Any) -> torch.Tensor:
         """PyTorch makes a tensor of Python's values on the host and moves it without asking anyone."""
         place = torch.get_default_device() if device is None else torch.device(device)
         if place != ghosts.gpu and place.type != "cuda":
-            return tensor(data, *args, device=device, **kwargs)
-        needs = kwargs.pop("requires_grad", False)
-        with torch.device("cpu"):
-            out = tensor(data, *args, **kwargs).to(ghosts.gpu)
-        return out.requires_grad_() if needs else out
+            return tensor(data, device=device, requires_grad=requires_grad, **how)
+        out = tensor(data, device="cpu", **how).to(ghosts.gpu)
+        return out.requires_grad_() if requires_grad else out
 
     tensor = torch.tensor
     lstm_on = torch._VF.lstm  # type: ignore[attr-defined]
