@@ -22,7 +22,7 @@ from . import machine, memory
 from .recipes import Recipe
 from .results import Failure, Peaks, Report, publish
 from .timing import time_step
-from .units import UserError, parse_size, show_bytes
+from .units import MiB, UserError, parse_size, show_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -206,7 +206,10 @@ def _passes(run: _Run, device: torch.device, limit: int | None, repeats: int, tr
         settings=run.settings,
     )
     observer = _Observer.attached()
-    held = torch.cuda.memory_allocated()  # cuBLAS workspaces, as a rule
+    held = _held_workspaces(device)
+    if foreign := torch.cuda.memory_allocated() - held:
+        note = f"{show_bytes(foreign)} were alive on the card before this experiment: they count in its peaks and budget"
+        report = replace(report, notes=(note,) if foreign > MiB else ())
     try:
         torch.cuda.reset_peak_memory_stats()
         step = _build(run, device)
@@ -249,11 +252,9 @@ def _attributed(report: Report, step: Callable[[], Any], workspace: int) -> Repo
 
 def _explained(run: _Run, device: torch.device, report: Report, before: int) -> tuple[Report, int]:
     """The same failure once more under the tracer: in which phase and module, and who was alive."""
-    import torch
-
     failure = report.failure
     assert failure is not None
-    tracer = memory.Tracer(building=True, workspace=torch.cuda.memory_allocated())
+    tracer = memory.Tracer(building=True, workspace=_held_workspaces(device))
     if _fails(run, device, tracer):
         phase, module = tracer.where()
         failure = replace(failure, phase=phase, module=module, alive=tracer.alive_now())
@@ -304,6 +305,15 @@ def warm_workspaces(device: torch.device) -> None:
         torch.nn.functional.linear(x, x, b).sum().backward()
         (x.view(4, 16, 64) @ x.view(4, 64, 16)).sum().backward()
     torch.cuda.synchronize(device)
+
+
+def _held_workspaces(device: torch.device) -> int:
+    """The part of what is allocated before a build that is cuBLAS'; more than its workspaces is somebody's tensors."""
+    import torch
+
+    from .memory.workspaces import workspaces
+
+    return min(torch.cuda.memory_allocated(), sum(workspaces(torch.cuda.get_device_capability(device))))
 
 
 def release() -> int:

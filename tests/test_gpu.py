@@ -85,6 +85,20 @@ def test_what_an_experiment_leaves_behind_is_reported():
     measuring.release()
 
 
+def test_what_lives_before_an_experiment_is_said_and_is_no_workspace():
+    somebody = torch.ones(64 * MiB, dtype=torch.uint8, device="cuda")
+
+    def experiment(device):
+        weight = torch.randn(256, 256, device=device, requires_grad=True)
+        return lambda: (weight @ weight).sum().backward()
+
+    report = lab.measure(experiment, repeats=0)
+    assert any(note.startswith("64.0 MiB were alive") for note in report.notes), report.notes
+    assert report.held_by()["workspace"] <= 66 * MiB
+    del somebody
+    assert not lab.measure(experiment, repeats=0).notes
+
+
 def test_the_failing_phase_module_and_the_living_are_named():
     report = lab.measure(Recipe.of(attention="eager"), budget="8GiB")
     failure = report.failure
