@@ -95,6 +95,7 @@ def begin(name: str, budget: int | str | None = None) -> Lesson:
     lesson.show_line()
     if reason:
         print(reason)
+    quiet.imports_are_no_garbage()
     return lesson
 
 

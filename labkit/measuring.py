@@ -208,7 +208,7 @@ def _passes(run: _Run, device: torch.device, limit: int | None, repeats: int, tr
     observer = _Observer.attached()
     held = _held_workspaces(device)
     if foreign := torch.cuda.memory_allocated() - held:
-        note = f"{show_bytes(foreign)} were alive on the card before this experiment: they count in its peaks and budget"
+        note = f"{show_bytes(foreign)} were alive on the card before this experiment: they count in its peaks, too"
         report = replace(report, notes=(note,) if foreign > MiB else ())
     try:
         torch.cuda.reset_peak_memory_stats()
