@@ -13,19 +13,22 @@
 # %% name="begin"
 import contextlib
 import functools
+import gc
 import io
+import logging
 
 import torch
-import transformers
 
 from IPython.display import display
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import labkit as lab
-from labkit import checkpointing
+from labkit import checkpointing, quiet
 from labkit.memory.workspaces import workspaces
 
 lesson = lab.begin("03_gradient_checkpointing")
+quiet.transformers()  # imports it, without its complaints
+gc.freeze()  # what imports left is not looked through again: measuring collects garbage often
 BUDGET = lesson.budget  # bytes that PyTorch may take from the card
 on_card = lab.device().type == "cuda"
 capability = lesson.machine.capability or lab.machine.preset().capability
@@ -218,7 +221,7 @@ lab.guess(
 lab.guess("slower", None, "And how much longer does the step take?", unit="%")
 
 # %% name="pair"
-traced = {**quick, "trace": True, "repeats": 10}
+traced = {**quick, "trace": True, "repeats": 6}
 stored = lab.measure(training, name="language model, all stored", **traced)
 every_block = lab.measure(
     training, name="language model, segments of 1", how="segments", every=1, **traced
@@ -247,7 +250,7 @@ lab.guess(
 
 
 # %% name="sweep"
-def swept(how, intervals, head="language model", repeats=8, **settings):
+def swept(how, intervals, head="language model", repeats=5, **settings):
     """One report for each N, timed on a card (and without one from the reference rows)."""
     settings = {"how": how, "head": head, "repeats": repeats, **settings, **quick}
     called = f"{head}, {how} of" if how == "segments" else f"{head}, {how}"
@@ -258,7 +261,7 @@ def swept(how, intervals, head="language model", repeats=8, **settings):
 
 
 in_segments = [every_block, *swept("segments", [2, 3, 4, 6, 12])]
-one_in = [every_block, *swept("one in", [2, 3, 6, 12])]
+one_in = [every_block, *swept("one in", [2, 3, 12])]
 readings = {"segments of N": in_segments, "one in N": one_in}
 lab.plots.sweep(readings, x="every", y="requested", fit=False)
 
@@ -294,8 +297,9 @@ else:
 
 # %% [markdown]
 # *What to see, above:* the time of the segments does not depend on N, because all blocks are computed twice whatever N
-# is; *one in N* falls towards the step that stores everything. *Below:* down and to the left is better. Both readings
-# lie on one curve from "all stored" to "every block": the tuning is a choice of how much to recompute.
+# is; *one in N* falls towards the step that stores everything. *Below:* down and to the left is better. The stairs lead
+# from every block over *one in N* down to "all stored": time is bought with memory. Longer segments lie beside the
+# stairs: they cost memory and buy nothing.
 
 # %% [markdown]
 # ## Account
@@ -414,11 +418,11 @@ by_classes = [
         name="classifier, all stored",
         head="classifier",
         batch=TEXTS,
-        repeats=8,
+        repeats=5,
         **quick,
     ),
     *swept("segments", [1], head="classifier", batch=TEXTS),
-    *swept("segments", [2, 3, 6, 12], head="classifier", batch=TEXTS, repeats=0),
+    *swept("segments", [2, 3, 6], head="classifier", batch=TEXTS, repeats=0),
 ]
 by_classes = lab.with_times(by_classes)
 
@@ -489,7 +493,7 @@ lab.answer(
 # The logits decide. In the language model the peak is at the start of backward, where nothing is recomputed yet and the
 # logits are there three times; a segment may grow until its inside is as large as they are, and a larger N then keeps
 # fewer inputs. In the classifier nothing hides the recomputed segment, so every block more in it costs its 114 b s d,
-# and N = 1 is best. The √L argument names neither.
+# and N = 1 is best: there only the optimizer is left to make the peak. The √L argument names neither.
 #
 # Time has a simpler account. Backward does twice the work of forward, so a second forward pass adds a third. But only
 # the blocks are recomputed, not the head and not the optimizer.
@@ -644,10 +648,10 @@ lab.guess("selective", None, f"{FEW} x 1024, language model, selective: the peak
 
 # %% name="selective"
 kept = lab.measure(
-    training, name="language model, selective", how="selective", repeats=8, **quick
+    training, name="language model, selective", how="selective", repeats=5, **quick
 )
 built_in = lab.measure(
-    training, name="language model, the one-liner", how="one-liner", repeats=8, **quick
+    training, name="language model, the one-liner", how="one-liner", repeats=5, **quick
 )
 kept, built_in = lab.with_times([kept, built_in])
 n = FEW * 1024 * d
@@ -691,13 +695,13 @@ compared([stored, kept, every_block, built_in], stored)
 # it can fuse into backward's own kernels, which is often faster than reading it from memory.
 # `torch._functorch.config.activation_memory_budget` sets the share of activation memory that it may keep, from 1 (its
 # own choice) to 0 (inputs only); in between it solves a knapsack: which results are worth their bytes. Here each block
-# is compiled by itself. Lesson 07 is about the compiler.
+# is compiled by itself. [Lesson 07](07_compile.ipynb) is about the compiler.
 
 # %% name="compiler"
 import torch._functorch.config as compiler_settings
 
 rows = []
-for share_kept in (1.0, 0.5, 0.0):
+for share_kept in (1.0, 0.5):
     peak = took = None
     if on_card:
         torch._dynamo.reset()
@@ -709,7 +713,7 @@ for share_kept in (1.0, 0.5, 0.0):
                 training,
                 name=f"language model, compiled, budget {share_kept}",
                 how="compiled",
-                repeats=8,
+                repeats=5,
                 **quick,
             )
         peak, took = report.steady.requested_bytes / GiB, 1e3 * seconds(report)
@@ -725,13 +729,13 @@ lab.table(("activation memory budget", "peak", "step", "where from"), rows)
 # %% [markdown]
 # ### Checkpointing and mixed precision
 #
-# With autocast (lesson 02) both save on the same bytes, the activations of the blocks. What autocast adds, 16-bit
-# copies of the weights and casts of the logits, checkpointing does not take away. (Autocast is to bf16 here. On cards
-# before Ampere, such as an RTX 20 or a T4, the cell takes fp16; no such card was at hand.)
+# With autocast ([lesson 02](02_mixed_precision.ipynb)) both save on the same bytes, the activations of the blocks. What
+# autocast adds, 16-bit copies of the weights and casts of the logits, checkpointing does not take away. (Autocast is to
+# bf16 here. On cards before Ampere, such as an RTX 20 or a T4, the cell takes fp16; no such card was at hand.)
 
 # %% name="amp"
 amp_stored = lab.measure(
-    training, name="language model, AMP, all stored", amp=True, repeats=8, **quick
+    training, name="language model, AMP, all stored", amp=True, repeats=5, **quick
 )
 amp_block = lab.measure(
     training,
@@ -739,7 +743,7 @@ amp_block = lab.measure(
     how="segments",
     every=1,
     amp=True,
-    repeats=8,
+    repeats=5,
     **quick,
 )
 amp_kept = lab.measure(
@@ -747,7 +751,7 @@ amp_kept = lab.measure(
     name="language model, AMP, selective",
     how="selective",
     amp=True,
-    repeats=8,
+    repeats=5,
     **quick,
 )
 amp_stored, amp_block, amp_kept = lab.with_times([amp_stored, amp_block, amp_kept])
@@ -1031,7 +1035,7 @@ lab.guess(
 )
 
 # %% name="negative-control"
-short = {"batch": 1, "seq": 128, "repeats": 8, **quick}
+short = {"batch": 1, "seq": 128, "repeats": 5, **quick}
 short_stored = lab.measure(training, name="language model 1 x 128, all stored", **short)
 short_block = lab.measure(
     training, name="language model 1 x 128, segments of 1", how="segments", every=1, **short
@@ -1070,7 +1074,7 @@ def generated(model, **options):
     return sum(count), out.logits[-1]
 
 
-transformers.logging.set_verbosity_error()  # what it would say is what the table shows
+logging.getLogger("transformers").setLevel(logging.ERROR)  # the table shows what it would say
 model, plain_model = tiny(dropout=0.0, layers=2), tiny(dropout=0.0, layers=2)
 one_liner(model, 1)
 outcomes = {
@@ -1117,7 +1121,7 @@ except torch.utils.checkpoint.CheckpointError as error:
 # is not in the blocks. Look at who is alive (lesson 01).
 #
 # **torch.compile around a checkpointed model peaks higher than without.** One graph over several blocks may recompute
-# them side by side. Compile each block by itself, or let the compiler choose (above); lesson 07, planned.
+# them side by side. Compile each block by itself, or let the compiler choose (above); [lesson 07](07_compile.ipynb).
 #
 # **Out of memory in backward, with checkpointing.** A segment is too long: its whole inside comes back at once. N = 1.
 
@@ -1356,7 +1360,7 @@ lab.check.words(
 #    logits, by a few percent. To buy time back, store some blocks (one in N) or the results of products (selective).
 # 3. Gradients are equal to the last bit, dropout included, as long as the random state is kept.
 #
-# Next, planned: lesson 04, 8 bits. What became of the claims:
+# Next: [lesson 04](04_eight_bit.ipynb), 8 bits. What became of the claims:
 
 # %% name="finish"
 lab.finish(
