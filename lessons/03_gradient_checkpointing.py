@@ -13,7 +13,6 @@
 # %% name="begin"
 import contextlib
 import functools
-import gc
 import io
 import logging
 
@@ -26,9 +25,8 @@ import labkit as lab
 from labkit import checkpointing, quiet
 from labkit.memory.workspaces import workspaces
 
+quiet.transformers()  # imported now, without its complaints
 lesson = lab.begin("03_gradient_checkpointing")
-quiet.transformers()  # imports it, without its complaints
-gc.freeze()  # what imports left is not looked through again: measuring collects garbage often
 BUDGET = lesson.budget  # bytes that PyTorch may take from the card
 on_card = lab.device().type == "cuda"
 capability = lesson.machine.capability or lab.machine.preset().capability
