@@ -157,7 +157,8 @@ class Prefetching(_ByStorage):
         super().__init__(keep, least_bytes)
         self._window = parse_size(window) if window != 0 else 0
         self._order: list[weakref.ref[_Away]] = []
-        self._leaving: deque[weakref.ref[_Away]] = deque()
+        self._leaving: deque[weakref.ref[_Away]] = deque()  # on the card still, oldest first
+        self._leaving_bytes = 0
         self._free: dict[int, list[torch.Tensor]] = {}
         self._streams: dict[torch.device, Any] = {}
         self.host_bytes = 0
@@ -178,28 +179,27 @@ class Prefetching(_ByStorage):
         saved.index = len(self._order)
         self._order.append(weakref.ref(saved))
         self._leaving.append(self._order[-1])
-        self._let_go()
+        self._leaving_bytes += saved.nbytes
+        while self._leaving_bytes > self._window:
+            self._let_go(self._leaving.popleft()())
         return saved
 
-    def _let_go(self) -> None:
-        """Drop the oldest on the card until what still waits for its copy is within the window."""
-        waiting = [s for r in self._leaving if (s := r()) is not None and s.here is not None]
-        total = sum(s.nbytes for s in waiting)
-        for saved in waiting:
-            if total <= self._window:
-                break
-            if saved.left is not None:
-                torch.cuda.current_stream(saved.device).wait_event(saved.left)
-            saved.here = None
-            total -= saved.nbytes
-        self._leaving = deque(r for r in self._leaving if (s := r()) is not None and s.here is not None)
+    def _let_go(self, saved: _Away | None) -> None:
+        """Drop what is on the card of `saved`, once its copy is done; of None (its graph is gone) there is nothing."""
+        self._leaving_bytes = sum(s.nbytes for r in self._leaving if (s := r()) is not None)
+        if saved is None:
+            return
+        if saved.left is not None:
+            torch.cuda.current_stream(saved.device).wait_event(saved.left)
+        saved.here = None
 
     def _get(self, saved: _Away) -> torch.Tensor:
         self._leaving.clear()  # backward has begun: what is still on the card stays for it
+        self._leaving_bytes = 0
         self._fetch(saved)
         ahead = 0
-        for reference in reversed(self._order[: saved.index]):
-            earlier = reference()
+        for index in range(saved.index - 1, -1, -1):
+            earlier = self._order[index]()
             if earlier is None:
                 continue
             ahead += earlier.nbytes
