@@ -638,14 +638,18 @@ def name_of(row: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("measure", "predict", "report"))
+    parser.add_argument("what", choices=("measure", "predict", "report", "one"))
     parser.add_argument("--set", choices=("plain", "compiled"), default="plain")
     parser.add_argument("--only", help="kinds, separated by commas")
     parser.add_argument("--out")
+    parser.add_argument("--row", help="of `one`: the experiment as JSON")
     parser.add_argument("--truth", help="measured rows to compare with")
     parser.add_argument("--jobs", type=int, default=6)
     parser.add_argument("--limit-s", type=float, default=80)
     arguments = parser.parse_args()
+    if arguments.what == "one":
+        measure_here(json.loads(arguments.row), arguments.out)
+        return
     if arguments.what == "report":
         root = Path(__file__).resolve().parents[1]
         truth = Path(arguments.truth or root / "data/reference/memory-h200-experiments.jsonl")
@@ -655,7 +659,8 @@ def main() -> None:
     if arguments.only:
         rows = [r for r in rows if r["kind"] in arguments.only.split(",")]
     if arguments.what == "measure":
-        measure(rows, arguments)
+        compiles = arguments.set == "compiled" or arguments.only == "torchao_optimizer"
+        (measure_apart if compiles else measure)(rows, arguments)
     else:
         predict(rows, arguments)
 
@@ -704,7 +709,6 @@ def _child(sender: Any, row: dict[str, Any]) -> None:
     import memory_truth
 
     start = time.time()
-    _look_again()
     try:
         found = memory_truth.measure_experiment(experiment_of(row))
     except Exception as error:
@@ -715,17 +719,35 @@ def _child(sender: Any, row: dict[str, Any]) -> None:
     sender.send({**found, "process_seconds": round(time.time() - start, 2)})
 
 
-def _look_again() -> None:
-    """Forget what PyTorch remembers from the imports, during which it was told that there is no card."""
-    for name, module in list(sys.modules.items()):
-        if name.split(".")[0] in ("torch", "triton"):
-            for thing in list(vars(module).values()):
-                clear = getattr(thing, "cache_clear", None)
-                if callable(clear) and not isinstance(thing, type) and getattr(thing, "__module__", None) == name:
-                    clear()
-    interface = sys.modules.get("torch._dynamo.device_interface")
-    if interface is not None:
-        interface._device_initialized = False
+def measure_apart(rows: list[dict[str, Any]], arguments: Any) -> None:
+    """Every row in a process of its own from the start: compilers look for the card while they are imported."""
+    import subprocess
+    from concurrent.futures import ThreadPoolExecutor
+
+    start = time.time()
+
+    def one(row: dict[str, Any]) -> None:
+        if time.time() - start > arguments.limit_s:
+            print(name_of(row), "not begun", flush=True)
+            return
+        command = [sys.executable, __file__, "one", "--out", arguments.out, "--row", json.dumps(row)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            print(name_of(row), done.stderr[-300:], flush=True)
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        list(pool.map(one, rows))
+
+
+def measure_here(row: dict[str, Any], out: str) -> None:
+    """One row in this process; one JSON line."""
+    import memory_truth
+
+    start = time.time()
+    found = memory_truth.measure_experiment(experiment_of(row))
+    found["process_seconds"] = round(time.time() - start, 2)
+    with open(out, "a") as lines:
+        lines.write(json.dumps({"experiment": row, **found, **memory_truth.provenance()}) + "\n")
 
 
 def predict(rows: list[dict[str, Any]], arguments: Any) -> None:

@@ -31,7 +31,7 @@ def measured():
         key = tuple(fields.get(name) for name in ways)
         if key not in rows or row["steady"]["allocated_bytes"] < rows[key]["steady"]["allocated_bytes"]:
             rows[key] = row
-    return [row for row in rows.values() if row["experiment"]["kind"] != "compiled"]
+    return [row for row in rows.values() if row["experiment"]["kind"] not in ("compiled", "flex", "torchao_optimizer")]
 
 
 @pytest.mark.slow

@@ -261,12 +261,15 @@ class _Rewriting:
             line.append((ops[first].start - 0.5, identity, place))
             line.append((ops[until].end + 0.25, ~identity, place))
         for op in ops:
-            for nbytes in op.padded:
-                place = self._place(op.start)
+            for v in op.padded:
+                maker = self.maker.get(v, -1)
+                if maker < 0 or not op.backward or not ops[maker].backward or ops[maker].region != op.region:
+                    continue  # what the forward pass makes it makes with aligned sizes
+                place = recorder.births[v]
                 identity = len(recorder.sizes)
-                recorder.sizes.append(nbytes)
+                recorder.sizes.append(recorder.sizes[v])
                 recorder.births.append(place)
-                line += [(op.start - 0.4, identity, place), (op.end - 0.4, ~identity, place)]
+                line += [(self.born[v] + 0.1, identity, place), (op.end - 0.4, ~identity, place)]
         line.sort(key=lambda entry: entry[0])
         recorder.events[:] = [event for _, event, _ in line]
         recorder.where[:] = [place for _, _, place in line]

@@ -33,7 +33,7 @@ class Op:
     ins: tuple[int, ...]
     outs: tuple[int, ...]
     drawn: tuple[int, ...] = ()  # of `outs`: what is random
-    padded: tuple[int, ...] = ()  # bytes of the copies that padding to aligned sizes makes
+    padded: tuple[int, ...] = ()  # of `ins`: what is copied to aligned sizes
 
 
 @dataclass
@@ -92,8 +92,12 @@ class Regions:
                 name = func._schema.name
                 alone = not name.startswith(("aten::", "prims::")) or _is_alone(name[6:])
                 drawn = tuple(written[1:]) if func is aten.native_dropout.default else ()
-                padded = _padded(func, args, out) if region and alone else ()
-                self.ops.append(Op(start, end, region, backward, alone, tuple(ins), tuple(written), drawn, padded))
+                padded: list[int] = []
+                if region and alone:
+                    self._identities(_misaligned(func, args), padded)
+                self.ops.append(
+                    Op(start, end, region, backward, alone, tuple(ins), tuple(written), drawn, tuple(padded))
+                )
             return out
 
         return watched
@@ -135,17 +139,16 @@ class Regions:
             self._owners.append(owner)
 
 
-def _padded(func: Any, args: Any, out: Any) -> tuple[int, ...]:
-    """Sizes of the copies that ``torch/_inductor/fx_passes/pad_mm.py`` makes so that every side of a 16-bit product is
-    a multiple of 8 elements (a vocabulary of 50257 is not)."""
+def _misaligned(func: Any, args: Any) -> list[torch.Tensor]:
+    """Factors of a 16-bit product that ``torch/_inductor/fx_passes/pad_mm.py`` copies so that every side is a multiple
+    of 8 elements (a vocabulary of 50257 is not)."""
     if func not in (aten.mm.default, aten.addmm.default, aten.bmm.default):
-        return ()
-    a, b = args[-2:] if func is not aten.addmm.default else args[1:3]
+        return []
+    a, b = args[1:3] if func is aten.addmm.default else args[:2]
     if a.dtype not in (torch.float16, torch.bfloat16):
-        return ()
+        return []
     rows, inner, columns = a.shape[-2] % 8, a.shape[-1] % 8, b.shape[-1] % 8
-    sides = ((a, rows or inner), (b, inner or columns), (out, rows or columns))
-    return tuple(t.numel() * t.element_size() for t, misaligned in sides if misaligned)
+    return [t for t, uneven in ((a, rows or inner), (b, inner or columns)) if uneven]
 
 
 def region_of(code: Any, regions: Regions, stack: ExitStack) -> Any:
