@@ -683,6 +683,10 @@ def compared(reports, base):
 compared([stored, kept, every_block, built_in], stored)
 
 # %% [markdown]
+# The time of *selective* deserves a second look. The policy is Python that is asked about every operator, in forward
+# and again in backward. Where the card's work for an operator is shorter than that, the card waits, and the step can
+# take longer than recomputing everything. (Compiled, the policy is asked once, while the graph is made.)
+#
 # The last line is what most people use: `model.gradient_checkpointing_enable()` (in newer versions
 # `activation_checkpointing_enable()`; there the old name warns). It is our N = 1: each block a segment,
 # `use_reentrant=False`.
@@ -1355,7 +1359,8 @@ lab.check.words(
 # 1. A checkpointed block keeps 4 instead of 114 bytes for each of b s d. What is left is what the blocks never held:
 #    weights, state, logits. They decide how far the peak falls.
 # 2. Take N = 1 and `use_reentrant=False`. A longer segment saves no time; it helps memory only under the cover of large
-#    logits, by a few percent. To buy time back, store some blocks (one in N) or the results of products (selective).
+#    logits, by a few percent. To buy time back, store some blocks (one in N), or keep the results of products
+#    (selective) where Python's part in it does not eat the gain.
 # 3. Gradients are equal to the last bit, dropout included, as long as the random state is kept.
 #
 # Next: [lesson 04](04_eight_bit.ipynb), 8 bits. What became of the claims:

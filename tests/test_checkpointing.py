@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import CheckpointPolicy
 
 import labkit as lab
 from labkit import checkpointing, recipes
@@ -140,6 +141,10 @@ def test_attention_with_dropout_is_never_kept(name: str, before: tuple[Any, ...]
     assert checkpointing.draws(operator, qkv, {"dropout_p": 0.1})
     assert not checkpointing.draws(operator, (*qkv, *before, 0.0), {})
     assert not checkpointing.draws(operator, (*qkv, *before), {})
+    (policy,) = checkpointing.keeping("attention").args  # type: ignore[attr-defined]
+    assert policy(None, operator, *qkv, *before, 0.1) == CheckpointPolicy.PREFER_RECOMPUTE
+    assert policy(None, operator, *qkv, *before, 0.0) == CheckpointPolicy.MUST_SAVE
+    assert policy(None, torch.ops.aten.mm.default, *qkv[:2]) == CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def test_dropout_draws_and_a_product_does_not() -> None:
