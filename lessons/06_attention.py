@@ -228,8 +228,8 @@ lab.settle("removed", measured=f"exponents: {said}", verdict=verdict)
 # - *What ran?* Look at the operator that PyTorch dispatched. `attention.watch()` does this for every call of SDPA
 #   inside its block, also deep in somebody else's model.
 # - *What would run for these tensors, and why do the others refuse?* `attention.explain(q, k, v, mask)`. On a card it
-#   asks PyTorch's own checks (`torch.backends.cuda.can_use_flash_attention(params, debug=True)` and its sisters); for a
-#   card that is not here it follows the rules in PyTorch's source.
+#   asks `torch.backends.cuda.can_use_flash_attention(params)` and its sisters; then it allows only the one that refuses,
+#   because then PyTorch warns of the reason. For a card that is not here it follows the rules in PyTorch's source.
 # - *May only this one run?* `with sdpa_kernel(...)`: SDPA raises an error if that one cannot.
 
 # %% name="explain"
@@ -297,7 +297,7 @@ lab.settle(
 )
 
 # %% [markdown]
-# Four things to read there. fp32 never runs flash, on no card. Hopper cards take cuDNN first, older ones flash. On a
+# Four things to read there. fp32 never runs flash, on no card. Hopper cards take cuDNN first (a recent cuDNN), older ones flash. On a
 # Turing card (RTX 20, T4) fp16 takes the memory-efficient backend, which keeps no square either; bf16 there falls to
 # math, silently, and the square is back: use fp16. (No Turing card was at hand; these rows are PyTorch's rules.) The
 # processor has a flash of its own, written for CPUs.
@@ -619,8 +619,9 @@ if before.timing and after.timing:
 lab.settle("mask", measured=said, verdict="holds" if holds else "does not hold")
 
 # %% [markdown]
-# Dropout does not disturb flash on a card. (On the processor it does: there any dropout means math.) The lines under
-# the table say what the detour costs: the same triangle, once as `is_causal` and once as a tensor.
+# Dropout does not disturb flash on a card. (On the processor it does: there any dropout means math.) cuDNN and the
+# memory-efficient backend take a mask tensor, but have to read it, and cannot leave out the tiles above the diagonal:
+# the lines under the table say what that costs, for the same triangle as `is_causal` and as a tensor.
 #
 # Hugging Face's tokenizers give an `attention_mask` with every batch. What becomes of it? A small GPT-2, watched:
 
