@@ -228,8 +228,9 @@ lab.settle("removed", measured=f"exponents: {said}", verdict=verdict)
 # - *What ran?* Look at the operator that PyTorch dispatched. `attention.watch()` does this for every call of SDPA
 #   inside its block, also deep in somebody else's model.
 # - *What would run for these tensors, and why do the others refuse?* `attention.explain(q, k, v, mask)`. On a card it
-#   asks `torch.backends.cuda.can_use_flash_attention(params)` and its sisters; then it allows only the one that refuses,
-#   because then PyTorch warns of the reason. For a card that is not here it follows the rules in PyTorch's source.
+#   asks `torch.backends.cuda.can_use_flash_attention(params)` and its sisters; then it allows only the one that
+#   refuses, because then PyTorch warns of the reason. For a card that is not here it follows the rules in PyTorch's
+#   source.
 # - *May only this one run?* `with sdpa_kernel(...)`: SDPA raises an error if that one cannot.
 
 # %% name="explain"
@@ -297,10 +298,10 @@ lab.settle(
 )
 
 # %% [markdown]
-# Four things to read there. fp32 never runs flash, on no card. Hopper cards take cuDNN first (a recent cuDNN), older ones flash. On a
-# Turing card (RTX 20, T4) fp16 takes the memory-efficient backend, which keeps no square either; bf16 there falls to
-# math, silently, and the square is back: use fp16. (No Turing card was at hand; these rows are PyTorch's rules.) The
-# processor has a flash of its own, written for CPUs.
+# Four things to read there. fp32 never runs flash, on no card. Hopper cards take cuDNN first (a recent cuDNN), older
+# ones flash. On a Turing card (RTX 20, T4) fp16 takes the memory-efficient backend, which keeps no square either; bf16
+# there falls to math, silently, and the square is back: use fp16. (No Turing card was at hand; these rows are PyTorch's
+# rules.) The processor has a flash of its own, written for CPUs.
 #
 # The package `flash-attn` (FlashAttention-2 by its authors; Hugging Face's `"flash_attention_2"`) says in its README
 # that it supports Ampere, Ada and Hopper. PyTorch's flash backend is the same algorithm, and needs no package.
