@@ -294,7 +294,7 @@ def test_the_loss_in_chunks_is_the_models_own_and_labkits(chunks: int) -> None:
             torch.testing.assert_close(p.grad, gradient, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize(("way", "terms"), [("dense mask", 3), ("eager", 4 * 2 * 12)])
+@pytest.mark.parametrize(("way", "terms"), [("dense mask", 3), ("eager", 4 * 2 * 2 * 12)])
 def test_the_account_of_attention_is_what_is_predicted(way: str, terms: int) -> None:
     names = functions("attention", **functions("topk"), full=functions("read")["full"], HALF=torch.bfloat16)
     tops = {}
