@@ -1,9 +1,11 @@
 """What an experiment does beside its own operators: threads, and state that would outlive a prediction."""
 
 import io
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ import torch
 
 from labkit import memory
 from labkit.memory import PredictionError
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def small(device):
@@ -85,6 +89,26 @@ def test_default_device_and_numpy_are_as_they_were():
     assert torch.get_default_device() == torch.device("cpu") and torch.ones(2).tolist() == [1.0, 1.0]
     assert torch.ones(2).get_device() == -1
     assert (np.random.get_state()[1].tolist(), np.random.get_state()[2]) == state
+
+
+def test_a_default_device_takes_in_every_constructor_after_the_first_prediction():
+    """PyTorch remembers its constructors at the first use of a device as a context: not those of a prediction."""
+    code = """
+import torch
+from labkit import memory
+
+def build(device):
+    with device:
+        x = torch.tensor([1.0, 2.0])
+        assert x.get_device() == 0 and torch.ones(2).get_device() == 0
+    return lambda: x * 2
+
+memory.predict(build)
+with torch.device("meta"):
+    assert torch.tensor([1.0]).is_meta and torch.ones(1).is_meta and torch.arange(3).is_meta
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-500:]
 
 
 def test_an_optimizer_from_outside_gets_its_states_back():

@@ -260,9 +260,10 @@ def _redirect(stack: ExitStack, ghosts: Ghosts) -> None:
     """``torch.autocast("cuda")``, ``GradScaler("cuda")``, streams and synchronisation."""
     from torch.amp import autocast_mode, grad_scaler
     from torch.optim import optimizer as torch_optimizer
-    from torch.utils import _foreach_utils
+    from torch.utils import _device, _foreach_utils
 
     notes = ghosts.notes
+    _device._device_constructors()  # remembered for good at its first call: not with what stands here for torch.tensor
     autocast_init, scaler_init = autocast_mode.autocast.__init__, grad_scaler.GradScaler.__init__
 
     def autocast(self: Any, device_type: str, dtype: Any = None, *args: Any, **kwargs: Any) -> None:
