@@ -36,6 +36,11 @@ place = lesson.card if on_card else "the processor"
 MiB, GiB = 2**20, 2**30
 show = lab.show_bytes
 fp16, bf16 = torch.float16, torch.bfloat16
+# what AMP means on this card: bf16 where it is native, else (Turing, Volta) fp16 with a GradScaler
+capability = lesson.machine.capability or lab.machine.preset().capability
+native = lab.machine.native_dtypes(capability)["bf16"].native
+AMP = "bf16" if native else "fp16"
+print(f"AMP below: {AMP}")
 
 # %% [markdown]
 # ## Claims
@@ -222,7 +227,7 @@ BIG = SIZES[-1]
 timed = {"repeats": 5, "nearest": False, "stateless": True, "budget": BUDGET}
 runs = {}
 for batch, seq in SIZES:
-    for precision in ("fp32", "bf16"):
+    for precision in ("fp32", AMP):
         runs[batch, seq, precision] = lab.measure(
             training,
             name=f"{batch} x {seq}, {precision}",
@@ -232,7 +237,7 @@ for batch, seq in SIZES:
             trace=(batch, seq) == BIG,
             **timed,
         )
-for precision in ("fp16", "tf32"):
+for precision in {"bf16": ("fp16", "tf32"), "fp16": ("tf32",)}[AMP]:
     runs[(*BIG, precision)] = lab.measure(
         training,
         name=f"{BIG[0]} x {BIG[1]}, {precision}",
@@ -249,7 +254,7 @@ def gib(report):
     return report.peak_bytes / GiB if report.ok else None
 
 
-def ratio(batch, seq, precision="bf16"):
+def ratio(batch, seq, precision=AMP):
     """The peak in fp32 divided by that with AMP; None where one of them ran out of memory."""
     pair = runs[batch, seq, "fp32"].peak_bytes, runs[batch, seq, precision].peak_bytes
     return pair[0] / pair[1] if all(pair) else None
@@ -257,8 +262,8 @@ def ratio(batch, seq, precision="bf16"):
 
 lab.answer("saving", measured=ratio(*BIG))
 lab.plots.grouped(
-    {f"{b} x {s}": [gib(runs[b, s, p]) for p in ("fp32", "bf16")] for b, s in SIZES},
-    labels=("fp32", "AMP, bf16"),
+    {f"{b} x {s}": [gib(runs[b, s, p]) for p in ("fp32", AMP)] for b, s in SIZES},
+    labels=("fp32", f"AMP, {AMP}"),
     unit="peak (GiB)",
     title="Peak of a GPT-2 step, fp32 and AMP",
     source=f"{lesson.source} · {lesson.card}",
@@ -302,9 +307,9 @@ else:
         if seconds(b, s, p) and seconds(b, s, "fp32")
     }
     display(pandas.DataFrame(rates, index=["ms a step", "times as fast as fp32"]).T.round(2))
-    gains = {size: faster(*size, "bf16") for size in SIZES if faster(*size, "bf16")}
+    gains = {size: faster(*size, AMP) for size in SIZES if faster(*size, AMP)}
     source = "reference" if reference else "measured"
-    borrowed = lab.reference(runs[(*BIG, "bf16")].name, kind="report") if reference else []
+    borrowed = lab.reference(runs[(*BIG, AMP)].name, kind="report") if reference else []
     scope = borrowed[0]["provenance"]["capability"] if borrowed else None
     if BIG in gains:
         lab.answer(
@@ -312,7 +317,7 @@ else:
             measured=gains[BIG],
             source=source,
             note="Against TF32 instead of fp32: "
-            f"{seconds(*BIG, 'tf32') / seconds(*BIG, 'bf16'):.2f} times."
+            f"{seconds(*BIG, 'tf32') / seconds(*BIG, AMP):.2f} times."
             if seconds(*BIG, "tf32")
             else None,
         )
@@ -406,7 +411,7 @@ lab.plots.histograms(
     {"as they are": exponents, "times 2^16": exponents + 16},
     x="log2 of the gradient's magnitude",
     bins=numpy.arange(-48, 20),
-    marks={"0 below": -25, "few digits": -14, "∞ above": 16},
+    marks={"0 below": -25, "all digits above": -14, "∞ above": 16},
     title="How large gradients are, and what fp16 can hold",
     source=f"{here} · {place}, small GPT-2 in fp32",
 )
@@ -1084,6 +1089,7 @@ def forward_only(device, batch=2, seq=1024, precision="fp32"):
     weight_shapes = {tuple(p.shape) for p in model.parameters() if p.dim() == 2}
     weight_shapes |= {shape[::-1] for shape in weight_shapes}
     found, seen = dict.fromkeys(("fp32", "16 bits", "copies of weights", "other"), 0), {}
+    half_type = {"bf16": bf16, "fp16": fp16}[AMP]
 
     def note(tensor):
         storage = tensor.untyped_storage()
@@ -1099,7 +1105,7 @@ def forward_only(device, batch=2, seq=1024, precision="fp32"):
     def step():
         listen = torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor)
         listen = contextlib.nullcontext() if precision in kept else listen  # once is enough
-        with listen, torch.autocast(device.type, dtype=bf16, enabled=precision == "bf16"):
+        with listen, torch.autocast(device.type, dtype=half_type, enabled=precision == AMP):
             loss = model(input_ids=tokens, labels=tokens).loss
         kept.setdefault(precision, found)
         seen.clear()
@@ -1109,7 +1115,7 @@ def forward_only(device, batch=2, seq=1024, precision="fp32"):
     return step
 
 
-for precision in ("fp32", "bf16"):
+for precision in ("fp32", AMP):
     lab.measure(
         forward_only,
         name=f"kept, {precision}",
@@ -1119,7 +1125,7 @@ for precision in ("fp32", "bf16"):
         trace=False,
         **quick,
     )
-table = pandas.DataFrame(kept).rename(columns={"bf16": "AMP, bf16"})
+table = pandas.DataFrame(kept).rename(columns={AMP: f"AMP, {AMP}"})
 table.loc["all"] = table.sum()
 print(f"kept for backward, 2 x 1024 tokens ({lesson.source}; other: masks, indices)")
 table.map(show)
@@ -1197,9 +1203,9 @@ def by_term(report, copies):
     return dataclasses.replace(report, alive=tuple(held))
 
 
-before, after = runs[(*BIG, "fp32")], runs[(*BIG, "bf16")]
+before, after = runs[(*BIG, "fp32")], runs[(*BIG, AMP)]
 if before.ok and after.ok:
-    copies = kept["bf16"]["copies of weights"]
+    copies = kept[AMP]["copies of weights"]
     before, after = by_term(before, 0), by_term(after, copies)
     formula = {
         name: (terms(*BIG, False)[name], terms(*BIG, True)[name]) for name in terms(*BIG, True)
@@ -1252,7 +1258,7 @@ lab.settle(
 )
 
 largest = {}
-for amp, precision in ((False, "fp32"), (True, "bf16")):
+for amp, precision in ((False, "fp32"), (True, AMP)):
     fixed = 12 * N + (2 * products if amp else 0)  # and a workspace, which is small
     batch = start = max(1, int((BUDGET - fixed) // (1024 * per_token[amp])))
     options = {
@@ -1279,8 +1285,8 @@ for amp, precision in ((False, "fp32"), (True, "bf16")):
     )
 lab.settle(
     "batch",
-    measured=f"largest batch of 1024 tokens in {show(BUDGET)}: fp32 {largest['fp32']}, AMP {largest['bf16']}",
-    verdict="holds" if largest["bf16"] >= 2 * largest["fp32"] > 0 else "does not hold",
+    measured=f"largest batch of 1024 tokens in {show(BUDGET)}: fp32 {largest['fp32']}, AMP {largest[AMP]}",
+    verdict="holds" if largest[AMP] >= 2 * largest["fp32"] > 0 else "does not hold",
 )
 
 # %% [markdown]
@@ -1329,7 +1335,7 @@ pandas.DataFrame(rows).T
 
 # %% name="negative-control"
 control = {}
-for precision in ("fp32", "bf16"):
+for precision in ("fp32", AMP):
     control[precision] = lab.measure(
         training,
         name=f"3 x 1024, checkpointed, {precision}",
@@ -1342,23 +1348,23 @@ for precision in ("fp32", "bf16"):
         **quick,
     )
 rows = {
-    "1 x 256": [runs[1, 256, p].peak_bytes for p in ("fp32", "bf16")],
-    "3 x 1024": [runs[(*BIG, p)].peak_bytes for p in ("fp32", "bf16")],
-    "3 x 1024, checkpointed": [control[p].peak_bytes for p in ("fp32", "bf16")],
+    "1 x 256": [runs[1, 256, p].peak_bytes for p in ("fp32", AMP)],
+    "3 x 1024": [runs[(*BIG, p)].peak_bytes for p in ("fp32", AMP)],
+    "3 x 1024, checkpointed": [control[p].peak_bytes for p in ("fp32", AMP)],
 }
 display(
     pandas.DataFrame(
         {
             name: {
                 "fp32": show(a),
-                "AMP, bf16": show(b),
+                f"AMP, {AMP}": show(b),
                 "AMP takes": f"{(b - a) / MiB:+,.0f} MiB" if a and b else "-",
             }
             for name, (a, b) in rows.items()
         }
     ).T
 )
-gain = faster(1, 256, "bf16")
+gain = faster(1, 256, AMP)
 print(
     f"1 x 256 tokens: AMP is {gain:.2f} times as fast as fp32 ({where})"
     if gain
@@ -1369,8 +1375,8 @@ print(
 # ## Pitfalls
 #
 # **AMP takes more memory than fp32.** Few tokens, checkpointing, or a large model with a small batch: the 16-bit
-# copies come on top. Use AMP for its speed; for memory shrink the weights themselves (16-bit weights with stochastic
-# rounding, lesson 04), recompute (lesson 03) or fuse the activation.
+# copies come on top. Use AMP for its speed; for memory recompute activations (lesson 03), fuse them (lesson 07), or
+# make the weights 16-bit as well, with stochastic rounding.
 #
 # **"Attempting to unscale FP16 gradients".** The weights are fp16, for example because the checkpoint was, and
 # transformers 5 loads a model in the checkpoint's own type. AMP needs fp32 weights: `dtype=torch.float32`.
