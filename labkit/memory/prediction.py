@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 METHOD = "1"  # of predicting; raised when the same experiment would give other numbers
 STEADY_STEP = 4
-BAND = (0.9, 1.1)  # of a compiled step's peak: seven measured ones lie within 8 % of their estimates
+BAND = (0.9, 1.1)  # of a compiled steady peak: the six measured so far lie within 8 % of their estimates
 COMPILED = "torch.compile: an estimate; which kernels the compiler fuses, and in which order they run, is not modelled"
 
 
