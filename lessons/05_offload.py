@@ -167,14 +167,7 @@ lab.plots.lines(
 
 # %% name="host"
 host = bus.host()
-pinned_most = max(
-    (
-        r["nbytes"]
-        for r in rows
-        if r["transfer"].endswith("pinned") and r["source"] == "measured"
-    ),
-    default=0,
-)
+pinned_most = max(n for n in curves["to host, pinned"]) if on_card else 0
 link = f"PCIe {host.link[0]} x{host.link[1]}" if host.link else "no card, or not told"
 most = f"PCIe {host.link_most[0]} x{host.link_most[1]}" if host.link_most else "–"
 counted = "no limit to try here" if pinned_most else "not tried here"
