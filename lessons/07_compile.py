@@ -31,8 +31,9 @@ import torch._inductor.compile_fx  # loads the compiler, so that no first call b
 from torch.utils.checkpoint import checkpoint
 
 import labkit as lab
-from labkit import compiling
+from labkit import compiling, quiet
 
+quiet.transformers()  # imported now, silently
 lesson = lab.begin("07_compile")
 BUDGET = lesson.budget  # bytes that PyTorch may take from the card
 on_card, device = lab.device().type == "cuda", lab.device()
@@ -132,26 +133,28 @@ lab.guess("gelu", None, "How many times faster is the compiled step, steady?", u
 # %% name="one-function"
 x = torch.randn(8192 if on_card else 256, 4 * 768, device=device, requires_grad=True)
 eager = lab.time_step(there_and_back(gelu_new, x))
-gelu_pays = artifacts = None
+gelu_pays = artifacts = step = None
 if cannot:
     print(f"not run: {cannot}")
     written = []
 else:
-    with compiling.fresh(
-        CACHE
-    ):  # compiled as on the first day: nothing in memory, an empty folder
-        note = compiling.FirstCall()
-        step = note.around(there_and_back(torch.compile(gelu_new), x))
+    # as on the first day: nothing compiled in memory, an empty folder on disk
+    with compiling.fresh(CACHE):
+        gelu_first = compiling.FirstCall()
+        step = gelu_first.around(there_and_back(torch.compile(gelu_new), x))
         compiled = lab.time_step(step)
         artifacts = torch.compiler.save_cache_artifacts()  # for the section on the cache
-    gelu_pays = compiling.Payback(note.seconds, compiled.median_seconds, eager.median_seconds)
-    print(f"what was compiled: {note.activity}")
-    print(f"kernels: {note.activity.kernels}")
-    print(f"first call {seconds(note.seconds)}, later {compiled}; eager {eager}")
+    gelu_pays = compiling.Payback(
+        gelu_first.seconds, compiled.median_seconds, eager.median_seconds
+    )
+    print(f"what was compiled: {gelu_first.activity}")
+    print(f"kernels: {gelu_first.activity.kernels}")
+    print(f"first call {seconds(gelu_first.seconds)}, later {compiled}; eager {eager}")
     print(f"break-even: after {gelu_pays.steps:,} steps")
     written = [file.read_text() for file in CACHE.rglob("*.py" if on_card else "*.main.cpp")]
+rows_of_gelu, x, step = len(x), None, None  # the card is free again
 here = "measured" if on_card else "cpu"
-lab.answer("kernels", measured=None if cannot else note.activity.kernels, source=here)
+lab.answer("kernels", measured=None if cannot else gelu_first.activity.kernels, source=here)
 lab.answer("gelu", measured=gelu_pays and gelu_pays.speedup, source=here)
 
 # %% [markdown]
@@ -172,8 +175,7 @@ if not forward:
 # *What to see:* one load, arithmetic on numbers that live in registers, one store. That is the whole of fusion, and it
 # says where compiling helps: where a program moves bytes between many small operations. A matrix product is one
 # operation already.
-
-# %% [markdown]
+#
 # ### The cache
 #
 # Kernels are kept on disk (`TORCHINDUCTOR_CACHE_DIR`; by default a folder in `/tmp`, which a cluster or a container
@@ -192,7 +194,7 @@ import torch._inductor.compile_fx
 {inspect.getsource(gelu_new)}
 if len(sys.argv) > 1:
     torch.compiler.load_cache_artifacts(open(sys.argv[1], "rb").read())
-x = torch.randn({len(x)}, 3072, device="{device.type}", requires_grad=True)
+x = torch.randn({rows_of_gelu}, 3072, device="{device.type}", requires_grad=True)
 (x * 2).sum().backward()
 start = time.perf_counter()
 torch.compile(gelu_new)(x).sum().backward()
@@ -241,7 +243,7 @@ def chatty(x):
     return y * y.sum().item()
 
 
-def quiet(x):
+def silent(x):
     """The same numbers in one graph."""
     y = torch.tanh(x)
     y = torch.where(y.sum() > 0, 2 * y, y)
@@ -249,11 +251,11 @@ def quiet(x):
 
 
 sample = torch.linspace(-1, 2, 50, device=device)
-for function in (chatty, quiet):
+for function in (chatty, silent):
     with compiling.fresh():
         activity = compiling.watched(torch.compile(function, backend="eager"), sample)
     print(f"\n{function.__name__}: {activity}\n")
-print("equal:", torch.allclose(chatty(sample), quiet(sample)))
+print("equal:", torch.allclose(chatty(sample), silent(sample)))
 with compiling.fresh():
     try:
         torch.compile(chatty, backend="eager", fullgraph=True)(sample)
@@ -264,15 +266,14 @@ with compiling.fresh():
 # `fullgraph=True` turns a break into an error: use it while you clean up a model. For a whole report of one function,
 # `torch._dynamo.explain(function)(x)`; for the reasons during a run, start it with the variable
 # `TORCH_LOGS="graph_breaks,recompiles"`.
-
-# %% [markdown]
+#
 # ### Shapes that change
 #
 # Compiled code is for the shapes that it has seen. When a length changes, a guard fails and the function is compiled
 # again. From then on PyTorch assumes that this dimension changes and compiles for *any* length ("automatic dynamic").
 # `dynamic=False` forbids that: every length has its own code, up to a limit of 8
-# (`torch._dynamo.config.recompile_limit`); what comes later runs eagerly, without a word on the screen unless you ask
-# for it. Padding to multiples makes fewer lengths. `mark_dynamic` tells it before the first call.
+# (`torch._dynamo.config.recompile_limit`); what comes later runs eagerly, after one warning in the log. Padding to
+# multiples makes fewer lengths. `mark_dynamic` tells PyTorch before the first call that a dimension changes.
 
 # %% name="guess-shapes"
 lab.guess(
@@ -335,203 +336,15 @@ lab.answer(
 )
 
 # %% [markdown]
-# By now the new processes of the section *The cache* have finished. On the card and here:
-
-# %% name="cache"
-first_calls = {"nothing kept": None if cannot else note.seconds}
-for name, process in processes.items():
-    out, complaint = process.communicate(timeout=120)
-    first_calls[name] = None if process.returncode else json.loads(out)
-    if process.returncode:
-        print(f"{name}: {complaint.splitlines()[-1]}")
-table = []
-for name in ("nothing kept", "a new process, same folder", "a new process, packed bytes"):
-    row = lab.known("first call of gelu_new", first_calls.get(name), "s", what=name)
-    table.append([name, told(row["value"], seconds), row["label"]])
-    if not on_card and first_calls.get(name):
-        lab.fact("first call of gelu_new", first_calls[name], "s", what=name)
-        table.append([name, seconds(first_calls[name]), "cpu"])
-lab.table(["first call", "time", "source"], table)
-if artifacts:
-    print(f"packed bytes: {show(len(artifacts[0]))}")
-
-# %% [markdown]
-# What stays of a warm start is the following of the Python, which no cache keeps. Caches are also why a second
-# measurement looks better than the first: this lesson compiles into an empty folder each time it says *first call*.
-
-# %% [markdown]
-# ### A training step
-#
-# GPT-2 with 124 million parameters, 2 sequences of 1024 tokens, under autocast in 16 bits. (bf16 on Ampere and later;
-# on Turing cards, RTX 20 and T4, fp16 with a `GradScaler`, as the code does. No such card was at hand. Triton from 3.3
-# on cannot compile matrix products for them: the default mode writes none, `max-autotune` and FlexAttention do.)
+# ### The whole model, or block by block
 #
 # There are two ways to compile a model. `model.compile()` makes one graph of everything. *Regional* compilation
-# compiles the block that the model repeats: each block by itself, `block.compile()`. All twelve have the same code, so
+# compiles the block that the model repeats: each block by itself, `block.compile()`. All of them have the same code, so
 # the first that runs is compiled and the others use what it made.
-
-
-# %% name="training"
-def training(device, how="eager", activation="gelu_new", checkpointed=False, note=None):
-    with device:
-        model = lab.models.gpt2(
-            "gpt2", attention="sdpa", activation_function=activation
-        ).train()
-        tokens = torch.randint(0, 50257, (2, 1024))
-    if how == "blocks":
-        for block in model.transformer.h:
-            block.compile()
-    if checkpointed:  # around the compiled blocks: see below
-        lab.recipes.checkpoint_segments(model, 1)
-    if how == "whole":
-        model.compile()
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
-    scaler = torch.amp.GradScaler(device.type, enabled=half is torch.float16)
-
-    def step():
-        with torch.autocast(device.type, dtype=half):
-            loss = model(input_ids=tokens, labels=tokens).loss
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
-    step.tokens = 2 * 1024
-    return note.around(step) if note else step
-
-
-lab.guess(
-    "break-even",
-    None,
-    "The whole model compiled: after how many training steps is it ahead of eager?",
-    unit="steps",
-)
-lab.guess("speedup", None, "And how many times faster is it then?", unit="x")
-
-# %% name="whole-and-blocks"
-FIELDS = ("first call", "step", "peak")  # seconds, seconds, bytes
-ways = {
-    "eager": {"how": "eager"},
-    "eager, fused GELU": {"how": "eager", "activation": "gelu_pytorch_tanh"},
-    "each block compiled": {"how": "blocks"},
-    "whole model compiled": {"how": "whole"},
-}
-
-
-def trained(name, experiment=training, **sizes):
-    """First call, step and peak of an experiment: measured on a card, else what a card wrote in this lesson."""
-    found, plain = dict.fromkeys(FIELDS), "eager" in (sizes.get("how"), sizes.get("mode"))
-    if on_card and (plain or not cannot):
-        note = compiling.FirstCall()
-        with compiling.fresh():
-            report = lab.measure(
-                experiment,
-                budget=BUDGET,
-                name=name,
-                trace=False,
-                nearest=False,
-                note=note,
-                **sizes,
-            )
-        if report.ok:
-            times = note.seconds, report.timing.median_seconds
-            found = dict(zip(FIELDS, (*times, report.peak_bytes), strict=True))
-            print(f"{name}: {str(note.activity).splitlines()[0]}")
-    return {
-        field: lab.known(field, found[field], "bytes" if field == "peak" else "s", what=name)
-        for field in FIELDS
-    }
-
-
-runs = {name: trained(name, **sizes) for name, sizes in ways.items()}
-
-
-def value(name, field):
-    return runs[name][field]["value"]
-
-
-def payback(name):
-    """When a way to compile has paid; None where a number is missing."""
-    numbers = value(name, "first call"), value(name, "step"), value("eager", "step")
-    return None if None in numbers else compiling.Payback(*numbers)
-
-
-lab.table(
-    ["124M, 2 x 1024", "first call", "step", "tokens/s", "peak", "ahead after", "source"],
-    [
-        [
-            name,
-            told(value(name, "first call"), seconds),
-            told(value(name, "step"), seconds),
-            told(value(name, "step"), lambda s: f"{2048 / s:,.0f}"),
-            told(value(name, "peak"), show),
-            told(payback(name) if "compiled" in name else None, lambda p: f"{p.steps:,} steps"),
-            run["step"]["label"],
-        ]
-        for name, run in runs.items()
-    ],
-)
-
-# %% [markdown]
-# The price is paid once and the gain comes back with every step, so
 #
-# > break-even steps = (first call - later step) / (eager step - later step)
-#
-# If a compiled step is no faster, the number is infinite. Here is the same as a picture.
-
-# %% name="break-even"
-whole, regional = payback("whole model compiled"), payback("each block compiled")
-source = runs["eager"]["step"]["label"]
-if whole and regional:
-    last = 3 * max([p.steps for p in (whole, regional) if p.steps < math.inf], default=100)
-    counts = [last * i / 24 for i in range(25)]
-    curves = {
-        "eager": [whole.after(n)[0] for n in counts],
-        "each block compiled": [regional.after(n)[1] for n in counts],
-        "whole model compiled": [whole.after(n)[1] for n in counts],
-    }
-    lab.plots.show(
-        lab.plots.lines(
-            {name: (counts, times) for name, times in curves.items()},
-            x="training steps",
-            y="seconds since the start",
-            title="Compiling pays after some steps",
-            source=source,
-            zero=True,
-        )
-    )
-else:
-    print("no reference row yet: this picture needs a card")
-where = here if on_card else "reference"
-scope = f"{runs['eager']['step'].get('capability', lesson.sm)}"
-lab.answer("break-even", measured=whole and whole.steps, source=where)
-lab.answer("speedup", measured=whole and whole.speedup, source=where)
-if whole:
-    said = (
-        f"{whole.speedup:.2f} times the tokens/s; whole model ahead after {whole.steps:,} steps"
-    )
-    said += f", compiled by blocks ({regional.speedup:.2f} times) after {regional.steps:,}"
-    earlier = min(whole.steps, regional.steps)
-    verdict = f"holds when a run is longer than {earlier:,} steps"
-    lab.settle(
-        "faster",
-        measured=said,
-        verdict=verdict if earlier < math.inf else "does not hold",
-        source=where,
-        scope=scope,
-    )
-else:
-    lab.settle("faster", measured="no reference row", verdict="not measured here")
-
-# %% [markdown]
-# *What to see:* each compiled line starts at the price of its first call and is less steep. Where it crosses the eager
-# line it has paid.
-#
-# ### Why blocks start sooner
-#
-# The compiler's work grows with the operations that it is shown. The cell only follows the Python and counts: it uses
-# the backend `"eager"`, which writes no kernels at all. The model is narrow, because the width does not matter here.
+# The compiler's work grows with the operations that it is shown. The cell only follows the Python and counts: its
+# backend, the function that gets the graph, compiles nothing and looks. The model is narrow and has two blocks, because
+# neither width nor depth changes what one block is.
 
 
 # %% name="regional"
@@ -591,118 +404,277 @@ print(f"twelve blocks in one graph: {around + 12 * counted['blocks']}")
 # compiled by themselves get no mask, as in eager mode.
 #
 # What the regional way leaves out is everything between and after the blocks: the embedding, the last LayerNorm, the
-# loss. Remember the loss: it is where most of the memory goes (lesson 01), and we come back to it in the account.
+# loss. Remember the loss: its logits are among the largest tensors of a step (lesson 01), and we come back to them in
+# the account.
 #
-# ### What a changing length costs
-#
-# The same kind of stream through the MLP of one block, at full width, forward and backward: a first pass, which
-# compiles, and later ones, when everything is there.
+# By now the new processes of the section *The cache* have finished. On the card and here:
 
-
-# %% name="shapes-time"
-def stream(how, multiple=1):
-    """Seconds of the first and of a later pass over seven lengths through the MLP of a block."""
-    mlp = lab.models.gpt2("gpt2", n_layer=1).transformer.h[0].mlp.to(device)
-    if how != "eager":
-        mlp.compile(dynamic=None if how == "automatic" else how == "dynamic")
-
-    def run():
-        for length in LENGTHS[:7]:
-            x = torch.randn(4, padded(length, multiple), 768, device=device, requires_grad=True)
-            mlp(x).sum().backward()
-
-    note = compiling.FirstCall()
-    step = note.around(run)
-    step()
-    return note.seconds, lab.time_step(step, repeats=5, warmup=1).median_seconds
-
-
-streams = {
-    "eager": ("eager",),
-    "default (automatic)": ("automatic",),
-    "dynamic=True": ("dynamic",),
-    "dynamic=False, padded to 256": ("static", 256),
-}
+# %% name="cache"
+first_calls = {"nothing kept": None if cannot else gelu_first.seconds}
+for name, process in processes.items():
+    out, complaint = process.communicate(timeout=120)
+    first_calls[name] = None if process.returncode else json.loads(out)
+    if process.returncode:
+        print(f"{name}: {complaint.splitlines()[-1]}")
 table = []
-for name, arguments in streams.items():
-    found = None, None
-    if on_card and not (cannot and name != "eager"):
-        with lab.budget(BUDGET), compiling.fresh():
-            found = stream(*arguments)
-    first, later = (
-        lab.known(f"stream, {which} pass", number, "s", what=name)
-        for which, number in zip(("first", "later"), found, strict=True)
-    )
-    table.append(
-        [name, told(first["value"], seconds), told(later["value"], seconds), later["label"]]
-    )
-lab.table(["seven lengths", "first pass", "later passes", "source"], table)
+for name in ("nothing kept", "a new process, same folder", "a new process, packed bytes"):
+    row = lab.known("first call of gelu_new", first_calls.get(name), "s", what=name)
+    table.append([name, told(row["value"], seconds), row["label"]])
+    if not on_card and first_calls.get(name):
+        lab.fact("first call of gelu_new", first_calls[name], "s", what=name)
+        table.append([name, seconds(first_calls[name]), "cpu"])
+lab.table(["first call", "time", "source"], table)
+if artifacts:
+    print(f"packed bytes: {show(len(artifacts[0]))}")
 
 # %% [markdown]
+# What stays of a warm start is the following of the Python, which no cache keeps. Caches are also why a second
+# measurement looks better than the first: this lesson compiles into an empty folder each time it says *first call*.
+#
+# ### A training step
+#
+# GPT-2 with 124 million parameters, 3 sequences of 1024 tokens, under autocast in 16 bits. (bf16 on Ampere and later;
+# on Turing cards, RTX 20 and T4, fp16 with a `GradScaler`, as the code does. No such card was at hand. Triton from 3.3
+# on cannot compile matrix products for them: the default mode writes none, `max-autotune` and FlexAttention do.)
+
+
+# %% name="training"
+def training(device, how="eager", activation="gelu_new", note=None):
+    with device:
+        model = lab.models.gpt2(
+            "gpt2", attention="sdpa", activation_function=activation
+        ).train()
+        tokens = torch.randint(0, 50257, (3, 1024))
+    if how == "blocks":
+        for block in model.transformer.h:
+            block.compile()
+    if how == "whole":
+        model.compile()
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    scaler = torch.amp.GradScaler(device.type, enabled=half is torch.float16)
+
+    def step():
+        with torch.autocast(device.type, dtype=half):
+            loss = model(input_ids=tokens, labels=tokens).loss
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    step.tokens = 3 * 1024
+    return note.around(step) if note else step
+
+
+lab.guess(
+    "break-even",
+    None,
+    "The whole model compiled: after how many training steps is it ahead of eager?",
+    unit="steps",
+)
+lab.guess("speedup", None, "And how many times faster is it then?", unit="x")
+
+# %% name="whole-and-blocks"
+FIELDS = ("first call", "step", "peak")  # seconds, seconds, bytes
+ways = {
+    "eager": {"how": "eager"},
+    "eager, fused GELU": {"how": "eager", "activation": "gelu_pytorch_tanh"},
+    "each block compiled": {"how": "blocks"},
+    "whole model compiled": {"how": "whole"},
+}
+
+
+def trained(name, experiment=training, predict=False, **sizes):
+    """First call, step and peak of an experiment: measured on a card, else what a card wrote in this lesson.
+
+    With `predict` and no card, `"here"` is the report of its predicted memory.
+    """
+    found, report = dict.fromkeys(FIELDS), None
+    plain = "eager" in (sizes.get("how"), sizes.get("mode"))
+    quick = {"budget": BUDGET, "name": name, "trace": False, "nearest": False, "repeats": 8}
+    if on_card and (plain or not cannot):
+        note = compiling.FirstCall()
+        with compiling.fresh():
+            report = lab.measure(experiment, note=note, **quick, **sizes)
+        if report.ok:
+            times = note.seconds, report.timing.median_seconds
+            found = dict(zip(FIELDS, (*times, report.peak_bytes), strict=True))
+            print(f"{name}: {str(note.activity).splitlines()[0]}")
+    elif predict:
+        report = lab.measure(experiment, stateless=True, **quick, **sizes)
+    rows = {
+        field: lab.known(field, found[field], "bytes" if field == "peak" else "s", what=name)
+        for field in FIELDS
+    }
+    return {**rows, "here": report}
+
+
+runs = {name: trained(name, predict=True, **sizes) for name, sizes in ways.items()}
+
+
+def value(name, field):
+    return runs[name][field]["value"]
+
+
+def payback(name):
+    """When a way to compile has paid; None where a number is missing."""
+    numbers = value(name, "first call"), value(name, "step"), value("eager", "step")
+    return None if None in numbers else compiling.Payback(*numbers)
+
+
+def ahead(pays):
+    """When a compiled run is ahead, in words."""
+    return "never" if pays.steps == math.inf else f"after {pays.steps:,} steps"
+
+
+def predicted(report):
+    """A predicted peak, with the band of an estimate; a dash on a card."""
+    if report is None or report.source != "predicted" or not report.ok:
+        return "–"
+    band = f" ({' to '.join(map(show, report.band_bytes))})" if report.band_bytes else ""
+    return show(report.peak_bytes) + band
+
+
+table = []
+for name, run in runs.items():
+    pays = payback(name) if "compiled" in name else None
+    table.append(
+        [
+            name,
+            told(value(name, "first call"), seconds),
+            told(value(name, "step"), seconds),
+            told(value(name, "step"), lambda s: f"{3 * 1024 / s:,.0f}"),
+            told(value(name, "peak"), show),
+            told(pays, ahead),
+            run["step"]["label"],
+            predicted(run["here"]),
+        ]
+    )
+head = [
+    "first call",
+    "step",
+    "tokens/s",
+    "peak",
+    "ahead",
+    "source",
+    "peak predicted here",
+]
+lab.table(["124M, 3 x 1024", *head], table)
+
+# %% [markdown]
+# The price is paid once and the gain comes back with every step, so
+#
+# > break-even steps = (first call - later step) / (eager step - later step)
+#
+# If a compiled step is no faster, the number is infinite. Here is the same as a picture. (*Predicted* peaks need no
+# card. For compiled code they are estimates with a band: which operations the compiler fuses, and in which order the
+# kernels run, is not modelled.)
+
+# %% name="break-even"
+whole, regional = payback("whole model compiled"), payback("each block compiled")
+source = runs["eager"]["step"]["label"]
+if whole and regional:
+    last = 2 * max([p.steps for p in (whole, regional) if p.steps < math.inf], default=500)
+    counts = [last * i / 24 for i in range(25)]
+
+    def gained(pays):
+        return [eager - compiled for eager, compiled in map(pays.after, counts)]
+
+    lab.plots.show(
+        lab.plots.lines(
+            {
+                "eager (zero)": (counts, [0.0] * 25),
+                "each block compiled": (counts, gained(regional)),
+                "whole model compiled": (counts, gained(whole)),
+            },
+            x="training steps",
+            y="seconds gained",
+            title="What compiling has gained after so many steps",
+            source=source,
+        )
+    )
+else:
+    print("no reference row yet: this picture needs a card")
+where = here if on_card else "reference"
+scope = f"{runs['eager']['step'].get('capability', lesson.sm)}"
+lab.answer("break-even", measured=whole and whole.steps, source=where)
+lab.answer("speedup", measured=whole and whole.speedup, source=where)
+if whole:
+    said = "; ".join(
+        f"{name}: {pays.speedup:.2f} times the tokens/s, ahead {ahead(pays)}"
+        for name, pays in {"whole model": whole, "blocks": regional}.items()
+    )
+    earlier = min(whole.steps, regional.steps)
+    verdict = f"holds when a run is longer than {earlier:,} steps"
+    lab.settle(
+        "faster",
+        measured=said,
+        verdict=verdict if earlier < math.inf else "does not hold",
+        source=where,
+        scope=scope,
+    )
+else:
+    lab.settle("faster", measured="no reference row", verdict="not measured here")
+
+# %% [markdown]
+# *What to see:* each line starts below zero, at the price of its first call. Where it crosses the zero line it has
+# paid; from there on the gain grows with every step.
+#
+# The same first call is paid again by every new length that is compiled for: count the lengths of your data, as the
+# section on shapes did, before you multiply.
+#
 # ### Modes
 #
 # `mode="reduce-overhead"` records the launches of all kernels once (a *CUDA graph*) and replays them: less work for
-# the host. It keeps its inputs and results at fixed addresses, in a memory pool of its own. `mode="max-autotune"`
-# lets Triton's matrix products compete with cuBLAS's for each shape, which takes long. One block, once small (the card
-# waits for the host) and once large (the host waits for the card); for `max-autotune` one product only, because trying
-# takes seconds for each shape:
+# the host. It keeps its inputs and results at fixed addresses, in a memory pool of its own. The cell measures the MLP
+# of one block, once small (the card waits for the host) and once large (the host waits for the card).
+#
+# `mode="max-autotune"` lets Triton's matrix products compete with the library's for each shape. Trying takes long (half
+# a minute for one product, here), so the cell does it only when you ask for it: `TRY_ALL = True`.
 
 
 # %% name="modes"
-def one_block(device, mode="eager", batch=1, seq=128, note=None):
+TRY_ALL = False
+
+
+def mlp(device, mode="eager", batch=1, seq=128, note=None):
     with device:
-        block = lab.models.gpt2("gpt2", attention="sdpa", n_layer=1).transformer.h[0].train()
+        part = lab.models.gpt2("gpt2", n_layer=1).transformer.h[0].mlp.train()
         x = torch.randn(batch, seq, 768, requires_grad=True)
     if mode != "eager":
-        block.compile(mode=mode)
+        part.compile(mode=mode)
 
     def step():
         torch.compiler.cudagraph_mark_step_begin()  # a new step: old results may be overwritten
         with torch.autocast(device.type, dtype=half):
-            y = block(x)
-            y = y[0] if isinstance(y, tuple) else y
+            y = part(x)
         y.float().square().mean().backward()
-        block.zero_grad(set_to_none=True)
+        part.zero_grad(set_to_none=True)
         x.grad = None
 
     step.tokens = batch * seq
     return note.around(step) if note else step
 
 
-def one_product(device, mode="eager", note=None):
-    with device:
-        layer = torch.nn.Linear(768, 3072)
-        x = torch.randn(8 * 1024, 768)
-    run = layer if mode == "eager" else torch.compile(layer, mode=mode)
-
-    def step():
-        with torch.no_grad(), torch.autocast(device.type, dtype=half):
-            run(x)
-
-    return note.around(step) if note else step
-
-
+trials = [(1, 128, "eager"), (1, 128, "default"), (1, 128, "reduce-overhead")]
+trials += [(8, 1024, "eager"), (8, 1024, "default"), (8, 1024, "reduce-overhead")]
+trials += [(8, 1024, "max-autotune-no-cudagraphs")] if TRY_ALL else []
 table = []
-trials = [(one_block, {"batch": 1, "seq": 128}), (one_block, {"batch": 8, "seq": 1024})]
-modes = ("eager", "default", "reduce-overhead")
-trials = [(e, {**sizes, "mode": mode}) for e, sizes in trials for mode in modes]
-trials += [(one_product, {"mode": mode}) for mode in ("eager", "max-autotune-no-cudagraphs")]
-for experiment, sizes in trials:
-    shape = f"{sizes['batch']} x {sizes['seq']}" if "batch" in sizes else "8 x 1024"
-    what = f"{experiment.__name__.replace('_', ' ')}, {shape}"
-    with contextlib.redirect_stderr(io.StringIO()):  # max-autotune reports every choice there
-        run = trained(f"{what}, {sizes['mode']}", experiment, **sizes)
-    cells = zip(run.values(), (seconds, seconds, show), strict=True)
+for batch, seq, mode in trials:
+    with contextlib.redirect_stderr(io.StringIO()):  # max-autotune lists every choice there
+        sizes = {"mode": mode, "batch": batch, "seq": seq}
+        run = trained(f"MLP, {batch} x {seq}, {mode}", mlp, **sizes)
+    cells = zip([run[field] for field in FIELDS], (seconds, seconds, show), strict=True)
     shown = [told(row["value"], how) for row, how in cells]
-    table.append([what, sizes["mode"], *shown, run["step"]["label"]])
-lab.table(["", "mode", "first call", "step", "peak", "source"], table)
+    table.append([f"{batch} x {seq}", mode, *shown, run["step"]["label"]])
+lab.table(["MLP of one block", "mode", "first call", "step", "peak", "source"], table)
 
 # %% [markdown]
 # ### Checkpointing
 #
 # Checkpointing keeps a block's input and runs the block again in backward (lesson 03). Inside one graph the compiler
 # sees all these second runs at once, and is free to order them. When several blocks are recomputed before the first of
-# them is used, their activations are alive together. The cell is the case of the issue, with simpler blocks: six MLPs
+# them is used, their activations are alive together. The cell is the case of the issue, with simpler blocks: four MLPs
 # with a fused GELU, each in a checkpoint, all run twice in one step.
 
 
@@ -723,7 +695,7 @@ class Layer(torch.nn.Module):
 
 def twice(device, how="eager", note=None):
     with device:
-        layers = torch.nn.ModuleList(Layer() for _ in range(6))
+        layers = torch.nn.ModuleList(Layer() for _ in range(4))
         x = torch.randn(8, 1024, 768)
 
     def through(h):
@@ -733,15 +705,13 @@ def twice(device, how="eager", note=None):
 
     def forward(x):
         first = through(x)
-        if how == "broken":
-            torch._dynamo.graph_break()  # the cure: nothing is moved over it
         second = through(x / 2)
         return first.float().square().mean() + second.float().square().mean()
 
     if how == "blocks":
         for layer in layers:
             layer.compile()
-    run = torch.compile(forward) if how in ("whole", "broken") else forward
+    run = torch.compile(forward) if how == "whole" else forward
 
     def step():
         with torch.autocast(device.type, dtype=half):
@@ -752,33 +722,32 @@ def twice(device, how="eager", note=None):
     return note.around(step) if note else step
 
 
-four_ways = {
+three_ways = {
     "eager": "eager",
     "each layer compiled": "blocks",
     "one graph": "whole",
-    "two graphs, a break between": "broken",
 }
 table, peaks = [], {}
-for name, how in four_ways.items():
-    run = trained(f"6 layers twice, checkpointed: {name}", twice, how=how)
-    cells = zip(run.values(), (seconds, seconds, show), strict=True)
+for name, how in three_ways.items():
+    run = trained(f"4 layers twice, checkpointed: {name}", twice, how=how)
+    cells = zip([run[field] for field in FIELDS], (seconds, seconds, show), strict=True)
     table.append([name, *(told(row["value"], show_it) for row, show_it in cells)])
     table[-1].append(run["peak"]["label"])
     peaks[name] = run["peak"]["value"]
-lab.table(["6 layers twice, checkpointed", "first call", "step", "peak", "source"], table)
+lab.table(["4 layers twice, checkpointed", "first call", "step", "peak", "source"], table)
 if None in peaks.values():
     lab.settle("checkpointing", measured="no reference row", verdict="not measured here")
 else:
     ratio = {name: peak / peaks["eager"] for name, peak in peaks.items()}
     said = ", ".join(f"{name} {r:.2f}" for name, r in ratio.items() if name != "eager")
-    higher, broken = ratio["one graph"] > 1.05, ratio["two graphs, a break between"] > 1.05
-    verdict = "holds when several checkpointed blocks are recomputed in one graph"
-    if higher and (broken or ratio["each layer compiled"] > 1.05):
-        verdict = "holds"
+    higher = [name for name in ("each layer compiled", "one graph") if ratio[name] > 1.05]
+    verdict = "holds" if len(higher) == 2 else "does not hold"
+    if higher == ["one graph"]:
+        verdict = "holds when several checkpointed blocks are recomputed in one graph"
     lab.settle(
         "checkpointing",
         measured=f"peak against eager: {said}",
-        verdict=verdict if higher else "does not hold",
+        verdict=verdict,
         source=where,
         scope=scope,
     )
@@ -789,11 +758,11 @@ else:
 # Where does the saved memory come from? First from the blocks. Each saved tensor can be listed: PyTorch lets us look
 # at every tensor that is put away for backward. The compiler decides anew what to put away: it has both graphs,
 # forward and backward, and cuts between them where the fewest bytes cross. What is cheap to compute again, it
-# computes again. The cell lists for one block of the narrow model, without dropout. (Without a card it uses the backend
-# `aot_eager_decomp_partition`: the same cut, but no kernels.)
+# computes again. The cell lists for one block of the narrow model, without dropout. (It uses the backend
+# `aot_eager_decomp_partition`: the same cut, but no kernels are written.)
 
 # %% name="saved"
-backend = "aot_eager_decomp_partition" if cannot or not on_card else "inductor"
+backend = "aot_eager_decomp_partition"
 
 
 def put_away(module, x):
@@ -845,25 +814,38 @@ lab.table(["one block, fp32", "tensors kept", "bytes / (b s d)", "of it 4 d wide
 # %% [markdown]
 # Eager `gelu_new` puts away its input, its tanh, half of its input and 1 + tanh, each 4 d wide, and the product that
 # follows keeps the result: 5 x 16 = 80 bytes for each of the b s d elements (lesson 01). Compiled, the input and the
-# result are left, 2 x 16 = 32: exactly what the fused `gelu_pytorch_tanh` keeps. So for the blocks the gain is
+# result are left, 2 x 16 = 32: exactly what the fused `gelu_pytorch_tanh` keeps. The gain is 3 x 16 = 48 bytes.
 #
-# > 48 b s d bytes a block in fp32 (3 x 16); for 12 blocks of width 768 and 2 x 1024 tokens: 864 MiB
+# Under autocast it is 48 as well, from other terms: `pow` gets a copy of its input in fp32 (16), tanh and 1 + tanh are
+# in fp32 (16 + 16), half of the input and the result in 16 bits (8 + 8); of these 64, 16 are left.
 #
-# and writing `activation_function="gelu_pytorch_tanh"` into the configuration gives the same without a compiler. Under
-# autocast the factor is another one, because some of the eight operations run in fp32 and some in 16 bits.
+# > 48 b s d bytes a block; for 12 blocks of width 768 and 3 x 1024 tokens: 1296 MiB
+#
+# Writing `activation_function="gelu_pytorch_tanh"` into the configuration gives the same without a compiler.
 #
 # The second part is the loss. Eager, the logits exist several times at once: 16 bits, fp32, log-probabilities and
-# gradients. The compiler sees the loss only if it is given the whole model. The terms for the runs above:
+# gradients. The compiler sees the loss only if it is given the whole model, and then it makes one fp32 copy less:
+# 4 b s V bytes with a vocabulary of V. The formulas next to the runs above:
 
 # %% name="account"
-per_copy = 4 * 2 * 1024 * 50257
-full = {name: value(name, "peak") for name in runs}
+gelu_bytes, per_copy = 12 * 48 * 3 * 1024 * 768, 4 * 3 * 1024 * 50257
+formula = {
+    "eager, fused GELU": gelu_bytes,
+    "each block compiled": gelu_bytes,
+    "whole model compiled": gelu_bytes + per_copy,
+}
+full, peak_source = {name: value(name, "peak") for name in runs}, where
+if None in full.values() and not on_card:  # no reference row: the predictions
+    full = {name: run["here"].peak_bytes for name, run in runs.items()}
+    peak_source = "predicted"
 table = []
 if None not in full.values():
-    for name, peak in full.items():
-        less = full["eager"] - peak
-        table.append([name, show(peak), show(less), f"{less / full['eager']:.1%}"])
-    lab.table(["124M, 2 x 1024", "peak", "less than eager", ""], table)
+    for name, terms in formula.items():
+        less = full["eager"] - full[name]
+        part = f"{less / full['eager']:.0%}"
+        table.append([name, show(full[name]), show(less), part, show(terms)])
+    head = [f"124M, 3 x 1024 ({peak_source})", "peak", "less than eager", "", "by the formula"]
+    lab.table(head, table)
     saved_by = {name: 1 - peak / full["eager"] for name, peak in full.items()}
     fused, all_of_it = saved_by["eager, fused GELU"], saved_by["whole model compiled"]
     said = f"whole model {all_of_it:.0%}, each block {saved_by['each block compiled']:.0%}; "
@@ -871,11 +853,10 @@ if None not in full.values():
     verdict = "holds" if all_of_it > 0.05 else "does not hold"
     if verdict == "holds" and fused > 0.5 * all_of_it:
         verdict = "holds when the eager model has unfused operations"
-    lab.settle("smaller", measured=said, verdict=verdict, source=where, scope=scope)
+    lab.settle("smaller", measured=said, verdict=verdict, source=peak_source, scope=scope)
 else:
-    print("no reference row yet")
-    lab.settle("smaller", measured="no reference row", verdict="not measured here")
-print(f"one fp32 copy of the logits: {show(per_copy)}")
+    lab.settle("smaller", measured="it did not fit", verdict="not measured here")
+print(f"GELU of 12 blocks: {show(gelu_bytes)}; one fp32 copy of the logits: {show(per_copy)}")
 
 # %% [markdown]
 # ## Equivalence
@@ -884,47 +865,66 @@ print(f"one fp32 copy of the logits: {show(per_copy)}")
 # taken in another order, and a multiplication with an addition becomes one instruction that rounds once. So compiled
 # and eager differ. By how much is right? We compute the truth in fp64 and compare both with it: if the compiled result
 # is as near to the truth as the eager one, nothing is wrong with it. The tolerance is 100 ε of fp32, as in lesson 01.
+#
+# Twice: the kernels of `gelu_new` from the first cell (their second start is a warm one), and a whole model whose
+# blocks are cut and recomputed as the compiler wants it (the backend of the account).
 
 
 # %% name="equivalence"
+def gelu_and_gradient(function, x):
+    x = x.detach().requires_grad_()
+    y = function(x)
+    y.sum().backward()
+    return y.detach().double(), x.grad.double()
+
+
 def loss_and_gradient(model, tokens):
     logits = model(input_ids=tokens).logits[:, :-1]  # the model's own loss is in fp32
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
     loss.backward()
     gradient = torch.cat([p.grad.flatten().double() for p in model.parameters()])
     model.zero_grad(set_to_none=True)
-    return float(loss.detach()), gradient
+    return loss.detach().double(), gradient
 
 
 def off(found, truth):
-    return abs(found[0] / truth[0] - 1), float((found[1] - truth[1]).norm() / truth[1].norm())
+    """Relative difference of a result and of its gradient."""
+    return [float((f - t).norm() / t.norm()) for f, t in zip(found, truth, strict=True)]
 
 
+compared = {}
+x = torch.randn(rows_of_gelu, 4 * 768, device=device)  # the shape of the first cell
+truth = gelu_and_gradient(gelu_new, x.double())
+compared["gelu_new, eager"] = off(gelu_and_gradient(gelu_new, x), truth)
+if not cannot:
+    with compiling.fresh(CACHE):
+        compiled = gelu_and_gradient(torch.compile(gelu_new), x)
+    compared["gelu_new, compiled"] = off(compiled, truth)
 truth = loss_and_gradient(small_gpt2(2).double(), tokens)
-plain = loss_and_gradient(small_gpt2(2), tokens)
+compared["2 blocks, eager"] = off(loss_and_gradient(small_gpt2(2), tokens), truth)
 with compiling.fresh():
     model = compiling.compile_blocks(small_gpt2(2), backend=backend)
-    fused = loss_and_gradient(model, tokens)
-masks = []
-for drop in (
-    torch.nn.functional.dropout,
-    torch.compile(torch.nn.functional.dropout, backend=backend),
-):
-    torch.manual_seed(1)
-    masks.append(drop(torch.ones(10_000, device=device)) > 0)
+    compared["2 blocks, compiled"] = off(loss_and_gradient(model, tokens), truth)
 epsilon = torch.finfo(torch.float32).eps
-table = []
-for name, found in {"eager fp32": plain, "compiled fp32": fused}.items():
-    loss_off, gradient_off = off(found, truth)
-    close = max(loss_off, gradient_off) < 100 * epsilon
-    table.append([name, f"{loss_off:.1e}", f"{gradient_off:.1e}", close])
-lab.table(["against fp64", "loss off by", "gradient off by", "within 100 ε"], table)
+table = [
+    [name, *(f"{number:.1e}" for number in found), max(found) < 100 * epsilon]
+    for name, found in compared.items()
+]
+lab.table(["fp32 against fp64", "result off by", "gradient off by", "within 100 ε"], table)
+
+masks = []
+with compiling.fresh():
+    dropout = torch.nn.functional.dropout
+    for drop in (dropout, torch.compile(dropout, backend=backend)):
+        torch.manual_seed(1)
+        masks.append(drop(torch.ones(10_000, device=device)) > 0)
 same = float((masks[0] == masks[1]).double().mean())
-print(
-    f"dropout of one half, the same seed: {same:.0%} of the mask is the same, compiled or not"
-)
+print(f"dropout of one half, the same seed, eager and compiled: {same:.0%} of the masks agree")
 
 # %% [markdown]
+# Where half of the masks agree, the two have nothing to do with each other: compiled code draws its random numbers in
+# its own way. The same holds for every dropout of a model, so compare without dropout.
+#
 # ## Negative control
 #
 # Two programs that compiling must not speed up. First, one large matrix product: there is nothing to fuse, and the
@@ -950,7 +950,7 @@ def until_settled(a, b):
 n = 8192 if on_card else 384
 a = torch.randn(n, n, device=device) / math.sqrt(n)
 c = torch.randn(n, n, device=device) / math.sqrt(n)
-gains, table = {}, []
+gains, table, untouched = {}, [], []
 for function in (product, until_settled):
     if cannot:
         continue
@@ -961,13 +961,14 @@ for function in (product, until_settled):
         compiled = lab.time_step(step, repeats=6)
     gains[function.__name__] = gain = eager.median_seconds / compiled.median_seconds
     graphs = note.activity.graphs
+    untouched += [function.__name__] if gain < 1.15 or not graphs else []
     table.append([function.__name__, str(eager), str(compiled), f"{gain:.2f}", graphs])
 lab.table(["function", "eager", "compiled", "times faster", "graphs"], table)
 if gains:
     said = ", ".join(f"{name} {gain:.2f} times" for name, gain in gains.items())
     if gelu_pays:
         said += f"; gelu_new {gelu_pays.speedup:.2f} times"
-    verdict = "holds" if min(gains.values()) > 1.15 else "does not hold"
+    verdict = "does not hold" if untouched else "holds"
     lab.settle(
         "cure",
         measured=said,
@@ -991,7 +992,8 @@ else:
 # the eager model, then compile.
 #
 # **The peak is higher with checkpointing than without compiling.** Several blocks were recomputed in one graph. Compile
-# each block and wrap it in a checkpoint from outside, or put `torch._dynamo.graph_break()` between the parts.
+# each block and wrap it in a checkpoint from outside; the issue also tells of `torch._dynamo.graph_break()` between the
+# parts.
 #
 # **The names in the checkpoint begin with `_orig_mod.`** That is what `torch.compile(model)` returns: a wrapper.
 # `model.compile()` compiles in place and leaves the names alone.

@@ -274,15 +274,15 @@ def test_a_compiled_block_keeps_what_a_fused_gelu_keeps() -> None:
             kept[name] = sum(n for *_, n in put_away(block, torch.randn(2, 96, 64, requires_grad=True)))
     assert kept["compiled"] == kept["fused"]
     assert kept["gelu_new"] - kept["fused"] == 48 * 2 * 96 * 64
-    assert 12 * 48 * 2 * 1024 * 768 == 864 * 2**20 and "864 MiB" in "\n".join(cells().values())
+    assert 12 * 48 * 3 * 1024 * 768 == 1296 * 2**20 and "1296 MiB" in "\n".join(cells().values())
 
 
-def test_the_quiet_function_computes_what_the_chatty_one_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_silent_function_computes_what_the_chatty_one_does(capsys: pytest.CaptureFixture[str]) -> None:
     names = defined("breaks")
     for x in (torch.linspace(-1, 2, 50), torch.linspace(-2, 1, 50)):
-        assert torch.allclose(names["chatty"](x), names["quiet"](x))
+        assert torch.allclose(names["chatty"](x), names["silent"](x))
         compiling.forget()
-        assert compiling.watched(torch.compile(names["quiet"], backend="eager"), x).graphs == 1
+        assert compiling.watched(torch.compile(names["silent"], backend="eager"), x).graphs == 1
         compiling.forget()
         assert len(compiling.watched(torch.compile(names["chatty"], backend="eager"), x).breaks) == 3
     compiling.forget()
@@ -326,11 +326,10 @@ def test_the_steps_that_the_card_measures_run(monkeypatch: pytest.MonkeyPatch) -
         assert torch.isfinite(stepped(how, tiny("training")["training"], how=how))
     assert graphs == {"eager": 0, "blocks": 1, "whole": 1}
     graphs.clear()
-    for how in ("eager", "blocks", "whole", "broken"):
+    for how in ("eager", "blocks", "whole"):
         stepped(how, tiny("checkpointing")["twice"], how=how)
-    assert graphs == {"eager": 0, "blocks": 2, "whole": 1, "broken": 2}  # a layer's input: without and with a gradient
+    assert graphs == {"eager": 0, "blocks": 2, "whole": 1}  # blocks: a layer's input without and with a gradient
     graphs.clear()
     for mode in ("eager", "default"):
-        stepped(f"block {mode}", tiny("modes")["one_block"], mode=mode, batch=1, seq=8)
-        stepped(f"product {mode}", tiny("modes")["one_product"], mode=mode)
-    assert graphs == {"block eager": 0, "product eager": 0, "block default": 1, "product default": 1}
+        stepped(mode, tiny("modes")["mlp"], mode=mode, batch=1, seq=8)
+    assert graphs == {"eager": 0, "default": 1}
