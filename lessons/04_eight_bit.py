@@ -342,7 +342,7 @@ else:
 # %% name="training"
 SEEDS = (0, 1, 2)
 real = on_card and pretrained
-steps, seq, batch, lr = (20, 256, 4, 5e-5) if real else (40, 64, 8, 3e-3)
+steps, seq, batch, lr = (20, 256, 4, 5e-5) if real else (30, 64, 8, 3e-3)
 count = steps * batch
 if real:
     words = lab.models.tokenizer("smollm2-135m")
@@ -398,9 +398,8 @@ lab.plots.lines(
     source="measured" if on_card else "cpu",
 )
 # %% [markdown]
-# *What to see:* the first step is the same, then the two trainings part a little, to both sides of zero. The printed
-# lines say how that compares with the difference between seeds, which have batches and, without a card, weights of
-# their own.
+# *What to see:* the trainings begin alike and then part a little, to both sides of zero. The printed lines say how that
+# compares with the difference between seeds, which have batches and, without a card, weights of their own.
 #
 # ### Weights in 8 and 4 bits
 #
@@ -688,8 +687,9 @@ lab.settle(
 lab.plots.bars(list(reading_xl.values()))
 
 # %% [markdown]
-# *What to see:* what is left of the bar is weights. Training is another matter: gradients and state come on top, and
-# int8 weights do not train at all (see *Negative control*).
+# *What to see:* nearly the whole bar is weights (what is called *input* under NF4 are their scales, which are no
+# parameters of the model). Training is another matter: gradients and state come on top, and int8 weights do not train
+# at all (see *Negative control*).
 #
 # ### int8 is for fitting, not for speed
 #
@@ -856,7 +856,7 @@ def next_byte_loss(model, blocks):
     return torch.nn.functional.cross_entropy(scores, blocks[:, 1:].flatten())
 
 
-def taught(bits=None, steps=120):
+def taught(bits=None, steps=80):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Embedding(256, 32), torch.nn.Linear(32, 256))
     model = rounding(model, bits) if bits else model
