@@ -71,9 +71,7 @@ class _ByStorage(saved_tensors_hooks):
         key = number, tensor.dtype, tensor._version  # a storage that was written to since is another one
         found = self._known.get(key)
         if found is None or found.storage.expired():  # the number alone may belong to a later storage by now
-            with torch.no_grad():
-                flat = tensor.detach().as_strided((nbytes // tensor.element_size(),), (1,), 0)
-                found = self._put(flat)
+            found = self._put(tensor.detach().as_strided((nbytes // tensor.element_size(),), (1,), 0))
             found.storage = StorageWeakRef(storage)
             self.taken_bytes += nbytes
             self.count += 1
@@ -83,8 +81,7 @@ class _ByStorage(saved_tensors_hooks):
     def _unpack(self, packed: torch.Tensor | _View) -> torch.Tensor:
         if isinstance(packed, torch.Tensor):
             return packed
-        with torch.no_grad():
-            return self._get(packed.saved).as_strided(packed.size, packed.stride, packed.offset)
+        return self._get(packed.saved).as_strided(packed.size, packed.stride, packed.offset)
 
     def _takes(self, tensor: torch.Tensor) -> bool:
         return True
@@ -157,7 +154,10 @@ class Prefetching(_ByStorage):
         super().__init__(keep, least_bytes)
         self._window = parse_size(window) if window != 0 else 0
         self._order: list[weakref.ref[_Away]] = []
-        self._leaving: deque[weakref.ref[_Away]] = deque()  # on the card still, oldest first
+        self._before: list[int] = []  # bytes saved before each of them
+        self._total = 0
+        self._edge = 0  # what was saved from here on is on the card, as far as backward has fetched it
+        self._leaving: deque[tuple[weakref.ref[_Away], int]] = deque()  # on the card still, oldest first
         self._leaving_bytes = 0
         self._free: dict[int, list[torch.Tensor]] = {}
         self._streams: dict[torch.device, Any] = {}
@@ -166,6 +166,7 @@ class Prefetching(_ByStorage):
     def _put(self, flat: torch.Tensor) -> _Away:
         while self._order and self._order[-1]() is None:  # of a graph that is gone
             self._order.pop()
+            self._total = self._before.pop()
         saved = _Away(self, flat)
         saved.host = self._take(saved.nbytes).view(flat.dtype)
         stream = self._stream(flat.device)
@@ -178,16 +179,20 @@ class Prefetching(_ByStorage):
                 saved.left = stream.record_event()
         saved.index = len(self._order)
         self._order.append(weakref.ref(saved))
-        self._leaving.append(self._order[-1])
+        self._before.append(self._total)
+        self._total += saved.nbytes
+        self._edge = len(self._order)
+        self._leaving.append((self._order[-1], saved.nbytes))
         self._leaving_bytes += saved.nbytes
         while self._leaving_bytes > self._window:
-            self._let_go(self._leaving.popleft()())
+            self._let_go(*self._leaving.popleft())
         return saved
 
-    def _let_go(self, saved: _Away | None) -> None:
-        """Drop what is on the card of `saved`, once its copy is done; of None (its graph is gone) there is nothing."""
-        self._leaving_bytes = sum(s.nbytes for r in self._leaving if (s := r()) is not None)
-        if saved is None:
+    def _let_go(self, reference: weakref.ref[_Away], nbytes: int) -> None:
+        """Drop what is on the card once its copy to the host is done."""
+        self._leaving_bytes -= nbytes
+        saved = reference()
+        if saved is None:  # its graph is gone already
             return
         if saved.left is not None:
             torch.cuda.current_stream(saved.device).wait_event(saved.left)
@@ -197,15 +202,12 @@ class Prefetching(_ByStorage):
         self._leaving.clear()  # backward has begun: what is still on the card stays for it
         self._leaving_bytes = 0
         self._fetch(saved)
-        ahead = 0
-        for index in range(saved.index - 1, -1, -1):
-            earlier = self._order[index]()
-            if earlier is None:
-                continue
-            ahead += earlier.nbytes
-            if ahead > self._window:
-                break
-            self._fetch(earlier)
+        self._edge = min(self._edge, saved.index)
+        while self._edge > 0 and self._before[saved.index] - self._before[self._edge - 1] <= self._window:
+            self._edge -= 1
+            earlier = self._order[self._edge]()
+            if earlier is not None:
+                self._fetch(earlier)
         if saved.arrived is not None:
             torch.cuda.current_stream(saved.device).wait_event(saved.arrived)
             saved.arrived = None

@@ -49,6 +49,40 @@ def test_prefetching_gives_the_same_gradients_to_the_last_bit(window: int) -> No
     assert hooks.count > 30
 
 
+def test_backward_finds_what_it_needs_next_fetched_already() -> None:
+    fetched, asked = [], []
+
+    class Watched(offload.Prefetching):
+        def _fetch(self, saved: Any) -> None:
+            if saved.here is None:
+                fetched.append(saved.index)
+            super()._fetch(saved)
+
+        def _get(self, saved: Any) -> torch.Tensor:
+            asked.append((saved.index, saved.here is not None))
+            return super()._get(saved)
+
+    x = torch.randn(64, 64, requires_grad=True)  # 16 KiB each
+    with Watched(window=2 * 64 * 64 * 4, least_bytes=1):
+        y = x
+        for _ in range(8):
+            y = y.exp() * 0.1
+    y.sum().backward()
+    assert fetched == [5, 4, 3, 2, 1, 0]  # the last two never left the card
+    assert asked == [(7, True), (6, True), (5, True), (4, True), (3, True), (2, True), (1, True), (0, True)]
+
+
+def test_two_graphs_at_once_get_their_own_back() -> None:
+    hooks = offload.Prefetching(window=64 * 64 * 4, least_bytes=1)
+    x = torch.randn(64, 64, requires_grad=True)
+    with hooks:
+        first, second = x.exp().exp().exp(), (2 * x).sin().exp()
+    (one,) = torch.autograd.grad(first.sum(), x)
+    (two,) = torch.autograd.grad(second.sum(), x)
+    assert torch.equal(one, torch.autograd.grad(x.exp().exp().exp().sum(), x)[0])
+    assert torch.equal(two, torch.autograd.grad((2 * x).sin().exp().sum(), x)[0])
+
+
 def test_buffers_of_one_step_serve_the_next() -> None:
     model = small_gpt2()
     hooks = offload.Prefetching(model, window=0, least_bytes=1024)
