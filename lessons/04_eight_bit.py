@@ -63,7 +63,7 @@ LITTLE = {  # a GPT-2 that reads bytes, for what a processor has to train
 # | quantise | replace numbers by the nearest of a few levels, and store only which level it was |
 # | absmax | the largest absolute value of a block; all levels are multiples of it |
 # | block | neighbouring numbers that share one absmax (the *scale*) |
-# | int8 | 256 levels at equal distances |
+# | int8 | one byte: 255 levels at equal distances, from -127 to 127 times the scale |
 # | NF4 | 16 levels, closer together near zero, where most weights are ("normal float") |
 # | optimizer state | the two running averages (*moments*) that AdamW keeps for each parameter |
 # | perplexity | e to the mean loss a token: as uncertain as a fair choice among so many tokens |
@@ -966,7 +966,7 @@ if extras.has("gptq") and pretrained:
         model.save(folder)
         model = GPTQModel.load(folder, device=str(device))
     losses, _ = score(model.model, text)
-    row = lab.fact("loss", float(losses.mean()), "nats", what="gptq", tokens=len(losses))
+    row = lab.fact("loss in GPTQ", float(losses.mean()), "nats", tokens=len(losses))
     print(
         f"GPTQ, 4 bits: perplexity {training.perplexity(row['value']):.3f} on {len(losses):,} tokens"
     )
