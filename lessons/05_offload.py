@@ -198,8 +198,8 @@ lab.table(
 # ### The optimizer on the host
 #
 # A run that accumulation cannot cure: gpt2-medium, fp32, AdamW, one sequence of 512 tokens, on a card that has 6 GiB
-# left (one of 8 GB that also draws the screen). The model alone takes 16 bytes for each of 355 million parameters. 8 of
-# the 16 are the optimizer's state, which is used once in a step and is otherwise asleep: the first thing to move.
+# left (one of 8 GB that also draws the screen). The model alone takes 16 bytes for each of 355 million parameters. 8
+# of the 16 are the optimizer's state, which is used once in a step and is otherwise asleep: the first thing to move.
 #
 # torchao's `CPUOffloadOptimizer` keeps a copy of the weights and the state on the host and steps *there*, on the
 # processor. Over the bus go the gradients, while backward is still running, and the new weights on their way back.
@@ -308,9 +308,9 @@ for (batch, seq, on_host), report in timed.items():
 lab.table(["where", f"peak ({lesson.source})", "saved", "one step"], table)
 
 # %% [markdown]
-# Count the bytes for each parameter. With 256 tokens the peak is in the optimizer's step. There 12 bytes go, 8 for the
-# two averages and 4 for the temporary copy of the `foreach` version, and 4 more with the gradients; a little less is
-# saved, because then another moment makes the peak, in backward. With 2 x 1024 tokens the peak is at the start of
+# Count the bytes for each parameter. With 256 tokens the peak is in the optimizer's step. There 12 bytes go, 8 for
+# the two averages and 4 for the temporary copy of the `foreach` version, and 4 more with the gradients; a little less
+# is saved, because then another moment makes the peak, in backward. With 2 x 1024 tokens the peak is at the start of
 # backward: temporaries and gradients are not there anyway, and only the 8 are saved.
 #
 # ### Activations on the host: `save_on_cpu`, and a side stream
@@ -439,8 +439,8 @@ if all(seconds(report) for report in kept.values()):
     lab.plots.show(lab.plots.pareto(kept.values()))
 
 # %% [markdown]
-# *What to see* (where times are known): to the left is less memory, below is faster. At 8 x 1024 the choice is between
-# running out and waiting.
+# *What to see* (where times are known): to the left is less memory, below is faster. At 8 x 1024 the choice is
+# between running out and waiting.
 #
 # ## Account
 #
@@ -595,9 +595,9 @@ else:
     print("no reference row: the times of this figure need a card")
 
 # %% [markdown]
-# *What to see:* the line of the bus alone is flat as long as the bus keeps up, and then rises. The first blocks follow
-# it, above it by what the hooks cost the processor, which must start every copy. With the last blocks there is nothing
-# to hide behind: what they save is asked for before it has left.
+# *What to see:* the line of the bus alone is flat as long as the bus keeps up, and then rises. The first blocks
+# follow it, above it by what the hooks cost the processor, which must start every copy. With the last blocks there is
+# nothing to hide behind: what they save is asked for before it has left.
 
 # %% name="settle-hidden"
 ratio = None
@@ -927,7 +927,8 @@ print(
 #
 # Saved tensors can also stay where they are, in fewer bits: 16 instead of 32, or 8 with one scale for each 256
 # values. The loss is exact, because forward computes with the original; only backward sees the rounded values. What
-# is saved is in the table of activations above; it grows with the tokens, as activations do.
+# is saved is in the table of activations above; it grows with the tokens, as activations do. (On a Turing card, RTX 20 or
+# T4, take float16, which has no room for values beyond 65504; no such card was at hand.)
 
 # %% name="settle-compressed"
 tokens_of_base = BATCH * 1024
@@ -1029,8 +1030,8 @@ lab.settle(
 #
 # DeepSpeed is an extra of this package (`deepspeed`): it builds its own AdamW for the processor and needs a CUDA
 # toolkit for that. Its setting is `offload_optimizer`. torchao's table (README of `torchao.optim`, a 1.1B model on a
-# 16 GB card) has it at 3.13 s and 6.85 GB a step, against 1.52 s and 5.24 GB of `CPUOffloadOptimizer`; it has not been
-# measured for this lesson.
+# 16 GB card) has it at 3.13 s and 6.85 GB a step, against 1.52 s and 5.24 GB of `CPUOffloadOptimizer`; it has not
+# been measured for this lesson.
 
 # %% name="deepspeed"
 DEEPSPEED = {
@@ -1251,7 +1252,7 @@ scratch.cleanup()
 # ## Equivalence
 #
 # A copy is exact, so gradients must be equal *to the last bit*, whoever carried the activations. Compression rounds;
-# bfloat16 keeps 8 bits of each number, so that a value is off by at most 2⁻⁹ of itself (0.2 %), and int8 by half a
+# bfloat16 keeps 8 binary digits, so that a value is off by at most 2⁻⁸ of itself (0.4 %), and int8 by half a
 # step, 1/254 of the largest of its 256 values. The gradient of a weight is a sum over many values, whose errors
 # partly cancel: an error of the order of one rounding is expected, and 1 % for bfloat16, 2 % for int8 is the
 # tolerance.
@@ -1403,8 +1404,8 @@ lab.table(["what goes to the host", "peak before", "peak after", "saved"], table
 # %% [markdown]
 # ## Pitfalls
 #
-# **Activation offload makes each step many times as long.** Synchronous copies, from pageable memory, of weights and of
-# shared storages too: that is `save_on_cpu()` as it comes. Use a side stream, pinned buffers and prefetching, and
+# **Activation offload makes each step many times as long.** Synchronous copies, from pageable memory, of weights and
+# of shared storages too: that is `save_on_cpu()` as it comes. Use a side stream, pinned buffers and prefetching, and
 # send only as many blocks as the bus can hide.
 #
 # **After `del model, optimizer` the card's memory is still taken.** torchao's optimizer hangs a hook on every weight
@@ -1646,8 +1647,8 @@ lab.check.words(
 #    grows with the tokens (activations) pays for each of them.
 # 2. Transfer hides where the card computes long enough meanwhile. For the optimizer that is a matter of the batch; for
 #    activations of the model's width, of the card, and of how many blocks go, the first ones first.
-# 3. Look at the peak before you move anything. An embedding that is tied, an optimizer without state, activations of a
-#    few tokens: moving them saves nothing, and the bus is paid all the same.
+# 3. Look at the peak before you move anything. An optimizer without state, activations of a few tokens: moving them
+#    saves nothing. A tied embedding saves its state only. The bus is paid all the same.
 #
 # Next: lesson 06, attention.
 
