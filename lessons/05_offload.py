@@ -927,8 +927,8 @@ print(
 #
 # Saved tensors can also stay where they are, in fewer bits: 16 instead of 32, or 8 with one scale for each 256
 # values. The loss is exact, because forward computes with the original; only backward sees the rounded values. What
-# is saved is in the table of activations above; it grows with the tokens, as activations do. (On a Turing card, RTX 20 or
-# T4, take float16, which has no room for values beyond 65504; no such card was at hand.)
+# is saved is in the table of activations above; it grows with the tokens, as activations do. (On a Turing card, RTX 20
+# or T4, take float16, which has no room for values beyond 65504; no such card was at hand.)
 
 # %% name="settle-compressed"
 tokens_of_base = BATCH * 1024
