@@ -46,7 +46,7 @@ def reference(
     latest = {}
     for row in _measured(kind, lesson or _open(), name):
         if what is None or row.get("what") == what:
-            latest[row["card"], row.get("what")] = {**row, "label": f"reference · {row['card']}"}
+            latest[row["card"], row.get("what")] = {**row, "label": _label(row)}
     return list(latest.values())
 
 
@@ -73,7 +73,7 @@ def with_times(reports: Iterable[Report]) -> list[Report]:
             timing = Report.from_dict(timed[-1]).timing
             assert timing is not None
             tokens = report.tokens or timed[-1].get("tokens")
-            report = replace(report, timing=replace(timing, clock=f"{CLOCK} · {timed[-1]['card']}"), tokens=tokens)
+            report = replace(report, timing=replace(timing, clock=_label(timed[-1])), tokens=tokens)
         found.append(report)
     return found
 
@@ -88,6 +88,11 @@ def _measured(kind: str, lesson: str, name: str) -> list[Mapping[str, Any]]:
     """Every row of this kind, lesson and name, oldest first."""
     rows = _rows(str(places.home() / "data" / "reference"))
     return [r for r in rows if (r.get("kind"), r.get("lesson"), r.get("name")) == (kind, lesson, name)]
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    """Where a row comes from; what was measured beside other work says that it is rough."""
+    return f"{CLOCK} · {row['card']}" + (" (rough)" if row.get("remark") else "")
 
 
 def _same(settings: Mapping[str, Any], older: Mapping[str, Any]) -> bool:

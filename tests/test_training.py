@@ -149,6 +149,7 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         {**common, "kind": "fact", "name": "bus", "what": "pinned", "value": 1.0, "unit": "GB/s"},
         {**common, "kind": "fact", "name": "bus", "what": "pinned", "value": 2.0, "unit": "GB/s"},
         {**common, "kind": "fact", "name": "bus", "what": "pageable", "value": 3.0, "unit": "GB/s"},
+        {**common, "kind": "fact", "name": "beside", "value": 4.0, "unit": "s", "remark": "beside other processes"},
         {**common, "kind": "fact", "name": "bus", "what": "guessed", "value": 9.0, "source": "predicted"},
         {**common, "kind": "report", **report},
         {**common, "kind": "report", **report, "settings": {"batch": 8}, "tokens": 8192},  # a sweep has one name
@@ -168,6 +169,7 @@ def test_reference_rows_are_the_latest_of_each_kind(course: Path) -> None:
     assert lab.reference("bus", what="pageable")[0]["label"] == "reference · NVIDIA H200"
     assert lab.reference("bus", lesson="00_environment") == []
     assert lab.reference("nothing") == []
+    assert lab.reference("beside")[0]["label"] == "reference · NVIDIA H200 (rough)"
 
 
 def test_a_fact_goes_to_the_ledger(course: Path) -> None:

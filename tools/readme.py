@@ -1,7 +1,7 @@
-"""Write the README's tables and picture from reference rows: no number there is typed.
+"""Write the README's tables and picture, and docs/claims.md, from reference rows: no number there is typed.
 
-python tools/readme.py            writes README.md
-python tools/readme.py --check    exits 1 when README.md does not say what the rows say
+python tools/readme.py            writes README.md and docs/claims.md
+python tools/readme.py --check    exits 1 when they do not say what the rows say
 python tools/readme.py --figure RUN    takes docs/heatmap.png from the executed lesson 01 of a run folder
 """
 
@@ -11,12 +11,15 @@ import base64
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from labkit.results import Ledger, Report
 from labkit.units import show_bytes
+from labkit.verdicts import DEPENDS, FAILS, HOLDS, Claim
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "data" / "reference"
@@ -66,9 +69,60 @@ def accuracy() -> str:
     return "\n".join(lines)
 
 
+def _claims() -> dict[str, dict[str, Claim]]:
+    """What became of each lesson's claims on the H200, by lesson and key."""
+    found: dict[str, dict[str, Claim]] = {}
+    for row in Ledger(REFERENCE / "lessons-h200.jsonl"):
+        if row["kind"] == "claim":
+            claim = Claim.from_row(row)
+            if row.get("remark"):
+                claim = replace(claim, measured=f"{claim.measured} ({row['remark']})")
+            found.setdefault(row["lesson"], {})[row["key"]] = claim
+    return found
+
+
+def _front(path: Path) -> dict[str, Any]:
+    front: dict[str, Any] = json.loads(path.read_text())["metadata"]["labkit"]
+    return front
+
+
+def lessons() -> str:
+    """Every lesson with its question, and what became of its claims."""
+    lines = ["| lesson | question | its claims, on an H200 |", "| --- | --- | --- |"]
+    settled = _claims()
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        front = _front(path)
+        outcomes = [claim.outcome for claim in settled.get(path.stem, {}).values()]
+        words = ((HOLDS, "holds", "hold"), (DEPENDS, "depends", "depend"), (FAILS, "does not", "do not"))
+        counts = [(outcomes.count(kind), one, many) for kind, one, many in words]
+        said = ", ".join(f"{n} {one if n == 1 else many}" for n, one, many in counts if n)
+        link = f"[{path.stem[:2]} {front['title']}](notebooks/{path.name})"
+        lines.append(f"| {link} | {front['question']} | {said or 'not measured yet'} |")
+    return "\n".join(lines)
+
+
+def claims() -> str:
+    """docs/claims.md: every claim of the course with its verdict and the number it rests on."""
+    lines = [
+        "# Claims of the field, and what was measured",
+        "",
+        "Each verdict was computed by a lesson's run on an H200 (`sm_90`) under a budget of 8 GiB, for that card.",
+        "`labkit run` settles the same claims on yours. Rows: `data/reference/lessons-h200.jsonl`; made by",
+        "`python tools/readme.py`.",
+    ]
+    for name, settled in sorted(_claims().items()):
+        front = _front(ROOT / "notebooks" / f"{name}.ipynb")
+        lines += ["", f"## [{name[:2]} {front['title']}](../notebooks/{name}.ipynb)", ""]
+        lines += ["| claim | said by | measured | verdict |", "| --- | --- | --- | --- |"]
+        for claim in settled.values():
+            cells = (claim.text, claim.said_by, claim.measured or "", claim.verdict or "open")
+            lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def readme(text: str) -> str:
     """`text` with its marked blocks written anew."""
-    for name, block in (("results", results()), ("accuracy", accuracy())):
+    for name, block in (("results", results()), ("lessons", lessons()), ("accuracy", accuracy())):
         start, end = f"<!-- {name} -->", f"<!-- end {name} -->"
         before, rest = text.split(start)
         text = f"{before}{start}\n{block}\n{end}{rest.split(end)[1]}"
@@ -93,14 +147,13 @@ def main(arguments: list[str]) -> None:
     if arguments[:1] == ["--figure"]:
         figure(Path(arguments[1]))
         return
-    path = ROOT / "README.md"
-    text = path.read_text()
-    wanted = readme(text)
-    if arguments == ["--check"]:
-        if text != wanted:
-            raise SystemExit("README.md does not say what the reference rows say: python tools/readme.py")
-        return
-    path.write_text(wanted)
+    readme_file, claims_file = ROOT / "README.md", ROOT / "docs" / "claims.md"
+    wanted = {readme_file: readme(readme_file.read_text()), claims_file: claims()}
+    for path, text in wanted.items():
+        if arguments != ["--check"]:
+            path.write_text(text)
+        elif not path.is_file() or path.read_text() != text:
+            raise SystemExit(f"{path.name} does not say what the reference rows say: python tools/readme.py")
 
 
 if __name__ == "__main__":
