@@ -279,3 +279,6 @@ def _budget_lines(ax: Axes, budgets: list[int], divisor: int, largest: float, fa
         )  # fmt: skip
         if ax.get_yscale() == "linear":
             ax.set_ylim(0, max(ax.get_ylim()[1], 1.12 * budget / divisor))
+        else:  # room for the words between the line and the title
+            low, high = ax.get_ylim()
+            ax.set_ylim(low, max(high, budget / divisor * (high / low) ** 0.1))
