@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
+from labkit import quiet  # noqa: E402
 from labkit.recipes import Recipe  # noqa: E402
 from labkit.units import GiB, show_bytes  # noqa: E402
 
@@ -271,9 +272,9 @@ def main() -> int:
     options = parser.parse_args()
 
     import torch
-    import transformers
 
-    transformers.GPT2LMHeadModel  # noqa: B018  imports are not part of a prediction's time
+    quiet.transformers()  # imports are not part of a prediction's time
+    import transformers
     rows = [json.loads(line) for line in options.truth.read_text().splitlines()]
     rows = [r for r in rows if r["status"] == "ok" and options.split in ("all", r["split"])][: options.limit]
     small = [r for r in rows if r["recipe"]["model"] == "gpt2"]

