@@ -383,7 +383,8 @@ for dtype in ("float32", "float16", "bfloat16"):
         (reports[how, dtype],) = (report,) = lab.with_times([report])
         off = differences.get((how, dtype))
         far = f"{off[0]:.1e}" if off else "–"
-        rows.append([dtype, how, "runs", show(peak(report)), shown_time(report), far])
+        took = str(report.timing) if report.timing else "no reference row"  # median ± spread
+        rows.append([dtype, how, "runs", show(peak(report)), took, far])
 clock = next((r.timing.clock for r in reports.values() if r.timing), "no reference row")
 print(
     f"memory: {lesson.source} · time: {clock} · difference: {'measured' if on_card else 'cpu'}"
@@ -405,8 +406,12 @@ if any(value for row in times.values() for value in row):
             unit="forward and backward (µs)",
             title="One attention layer, 4 x 1024 tokens",
             source=clock if clock.startswith("reference") else f"measured · {lesson.card}",
-            log=True,
         )
+    )
+shortest = fitting(layers)["default"][0]
+if shortest.timing:
+    print(
+        f"a layer of {shortest.settings['seq']} tokens (fp32, default) takes {shown_time(shortest)}"
     )
 flash_like = reports.get(("flash", HALF)) or reports["efficient", HALF]  # no flash on Turing
 lab.answer(
@@ -416,9 +421,12 @@ lab.answer(
 )
 
 # %% [markdown]
-# *What to see:* a missing bar is a backend that refuses; shorter is faster, on a logarithmic axis. *Math* in 16 bits
-# takes as much memory as in fp32: for accuracy it computes in fp32 inside, and so needs more than the five lines by
-# hand. The fused backends hardly differ in memory, because all of them keep the same things (see *Account*).
+# *What to see:* a missing bar is a backend that refuses; shorter is faster. The line under the figure is what starting
+# the kernels takes on this machine even if they have next to nothing to do; it changes with what else the processor
+# does. Times near it say more about Python than about the card: do not rank the fused backends in 16 bits by them.
+# The long bars are the card's. *Math* in 16 bits takes as much memory as in fp32: for accuracy it computes in fp32
+# inside, and so needs more than the five lines by hand. The fused backends hardly differ in memory, because all of them
+# keep the same things (see *Account*).
 #
 # ### The whole model
 #
@@ -466,7 +474,7 @@ lab.answer("longest", measured=longest, note="The longest that was tried.")
 lab.plots.show(lab.plots.sweep(whole, x="seq", y="requested", fit=False))
 timed = fitting(whole)
 if have_times(timed):
-    lab.plots.show(lab.plots.sweep(timed, x="seq", y="time", log=True, fit=False))
+    lab.plots.show(lab.plots.sweep(timed, x="seq", y="time", fit=False))
 else:
     print("time of a step: no reference row")
 curves = {}
@@ -499,6 +507,9 @@ lab.guess(
 # eager bends upwards and SDPA goes straight on. A cross is a run that ran out of memory. The fits under the curves
 # leave out the lengths where the optimizer makes the peak. Eager keeps 7 bytes for each score: the softmax, which
 # autocast runs in fp32 (4), the mask of dropout (1), and what dropout leaves of it, in 16 bits (2).
+#
+# *Time:* one short sequence cannot keep a fast card busy. There the step takes as long as Python needs to start its
+# kernels, and wobbles with it; SDPA starts fewer. On a slower card the curves rise earlier.
 #
 # Now the claim about half the memory and 15 % of the time: two sequences of 1024 tokens, the memory-efficient backend
 # forced, in both precisions.
@@ -622,7 +633,8 @@ lab.settle("mask", measured=said, verdict="holds" if holds else "does not hold")
 # %% [markdown]
 # Dropout does not disturb flash on a card. (On the processor it does: there any dropout means math.) cuDNN and the
 # memory-efficient backend take a mask tensor, but have to read it, and cannot leave out the tiles above the diagonal:
-# the lines under the table say what that costs, for the same triangle as `is_causal` and as a tensor.
+# the lines under the table say what that costs, for the same triangle as `is_causal` and as a tensor. (On a fast card
+# the shortest of these times are near what starting kernels takes, see above.)
 #
 # Hugging Face's tokenizers give an `attention_mask` with every batch. What becomes of it? A small GPT-2, watched:
 
