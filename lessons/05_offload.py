@@ -155,7 +155,7 @@ lab.plots.lines(
 # %% [markdown]
 # *What to see:* small copies are slow whatever the memory: each costs some microseconds before the first byte moves.
 # Large ones reach the speed of the link, but only from pinned memory. (Without a card, the curve *within the host* is
-# this machine's own memory: no bus can take bytes from there faster.)
+# a copy inside this machine's own memory, by its processor, which other programs disturb.)
 #
 # ### What the host must be set to
 #
