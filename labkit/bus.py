@@ -60,7 +60,8 @@ def measure_bus(
 ) -> list[Transfer]:
     """Copies of each of `sizes` bytes between the host and `device`, pinned and pageable, in both directions.
 
-    Without a card: copies within the host's own memory, by its processor. Times are medians of up to `repeats` copies after a warm-up (see `labkit.timing.time_step`).
+    Without a card: copies within the host's own memory, by its processor. Times are medians of up to
+    `repeats` copies after a warm-up (see `labkit.timing.time_step`).
     """
     import torch
 
