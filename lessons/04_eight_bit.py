@@ -63,7 +63,7 @@ LITTLE = {  # a GPT-2 that reads bytes, for what a processor has to train
 # | quantise | replace numbers by the nearest of a few levels, and store only which level it was |
 # | absmax | the largest absolute value of a block; all levels are multiples of it |
 # | block | neighbouring numbers that share one absmax (the *scale*) |
-# | int8 | one byte: 255 levels at equal distances, from -127 to 127 times the scale |
+# | int8 | one byte: 255 levels at equal distances, from minus to plus the absmax |
 # | NF4 | 16 levels, closer together near zero, where most weights are ("normal float") |
 # | optimizer state | the two running averages (*moments*) that AdamW keeps for each parameter |
 # | perplexity | e to the mean loss a token: as uncertain as a fair choice among so many tokens |
@@ -201,9 +201,9 @@ lab.table(("8 bits with", "become zero", "median relative error"), rows)
 # ## Account
 #
 # AdamW keeps 8 bytes a parameter. `AdamW8bit` keeps 2, plus two fp32 scales for each block of 256. Tensors with fewer
-# than 4096 elements (biases, LayerNorms) keep 32-bit states, because they are small and sensitive. Two tables of 256
-# levels are shared by all. The saving is then a little less than 75 %: each parameter still takes
-# 2 + 2 · 4 / 256 bytes, and small tensors all 8.
+# than 4096 elements (biases, LayerNorms) keep 32-bit states: they are small, and sensitive (bitsandbytes'
+# documentation). Two tables of 256 levels are shared by all. The saving is then a little less than 75 %: each parameter
+# of a large tensor takes 2 + 2 · 4 / 256 bytes, of a small one all 8.
 
 # %% name="account"
 with torch.device("meta"):  # shapes without memory
@@ -232,7 +232,7 @@ rows += [("unexplained", "", f"{kept['AdamW8bit'] - formula:,}")]
 lab.table(("bytes", "formula", lesson.source), rows)
 
 # the same with real tensors: one block of GPT-2, one step
-block = lab.models.gpt2("gpt2", n_layer=1, attention="sdpa").transformer.h[0].to(device)
+block = lab.models.gpt2("gpt2", **LITTLE | {"n_embd": 768}).transformer.h[0].to(device)
 optimizer = bnb.optim.AdamW8bit(block.parameters())
 block(torch.randn(1, 8, 768, device=device))[0].sum().backward()
 optimizer.step()
@@ -246,6 +246,7 @@ expected = sum(quantising.adam_state_bytes(p.numel() for p in block.parameters()
 print(
     f"one block, really stepped: {sum(tensors.values()):,} bytes, by the formula {expected:,}"
 )
+del block, optimizer  # or they would be alive in all that is measured below
 
 saved = 1 - kept["AdamW8bit"] / kept["AdamW"]
 of_peak = 1 - by_optimizer["AdamW8bit"].peak_bytes / by_optimizer["AdamW"].peak_bytes
@@ -270,10 +271,10 @@ lab.settle(
 # ### Paged: gone from the counters, not from the card
 #
 # A paged optimizer asks the driver for *managed memory* instead of asking PyTorch's allocator. When the card is full,
-# the driver may move it to the host, page by page; it comes back when it is used. PyTorch's counters never see it, and
-# neither does the budget of this lesson. The cell asks three counters about the same training: PyTorch's, the
-# driver's for this process (what nvidia-smi lists by process), and how much less is free on the whole card. Tensors
-# under 100,000 elements are not paged.
+# the driver moves it to the host, page by page, and back when it is used (bitsandbytes' documentation; it is not tried
+# here, because it takes a whole card). PyTorch's counters never see it, and neither does the budget. The cell asks
+# three counters about the same training: PyTorch's, the driver's for this process (what nvidia-smi lists by process),
+# and how much less is free on the whole card. Tensors under 100,000 elements are not paged.
 
 
 # %% name="paged"
@@ -324,7 +325,7 @@ if alone or gone:
         f"{show(max(0, beyond['PagedAdamW8bit']))} more in use than the process shows",
         verdict="holds"
         if gone
-        else "holds when the card is full: until then the pages lie on it",
+        else "does not hold: while there is room, the pages lie on the card",
         source=None if on_card else "reference",
         scope=whole_card.get("capability"),
     )
@@ -381,7 +382,7 @@ for name in ("AdamW", "AdamW8bit"):
     lab.fact("held-out loss", final[name].mean, "nats", what=name, **values)
     print(f"{name:10s} held-out loss {final[name]}")
 gaps = [b - a for a, b in zip(final["AdamW"].values, final["AdamW8bit"].values, strict=True)]
-start = None  # or it would be alive in all that is measured below
+start = None  # not alive in what is measured below, either
 print("AdamW8bit minus AdamW, seed by seed:", *(f"{gap:+.4f}" for gap in gaps))
 across = list(range(1, steps + 1))
 by_seed = zip(
@@ -745,14 +746,14 @@ else:
     lab.settle("speed", measured="time needs a card", verdict="not measured here")
 
 # %% [markdown]
-# int8 products quantise the inputs as well, in every forward pass, and treat *outlier* columns apart in 16 bits (the
-# LLM.int8() method); NF4 products unpack the weight first. That is work on top of the product. It pays where reading
-# the weights is all that takes time, and only if unpacking is cheaper than reading them.
+# int8 products quantise the inputs as well, in every forward pass, and treat columns with *outliers* (inputs above 6)
+# apart, in 16 bits (the LLM.int8() method); NF4 products unpack the weight first. That is work on top of the product.
+# It pays where reading the weights is all that takes time, and only if unpacking is cheaper than reading them.
 #
 # ### When even that is too large: some layers on the host
 #
-# `device_map` may put modules on the host. With int8, those need `llm_int8_enable_fp32_cpu_offload=True`: they stay in
-# 32 bits there, are not quantised, and each forward pass brings them to the card. It is for running, not for training.
+# `device_map` may put modules on the host. Beside int8 that needs `llm_int8_enable_fp32_cpu_offload=True`: what lies on
+# the host is not quantised, and each forward pass brings it to the card. It is for running, not for training.
 
 
 # %% name="spill"
@@ -783,17 +784,23 @@ def spilled(layers_on_card):
     return held, took, f"{kinds[0]}, {kinds[1]}"
 
 
-rows = []
+rows, spent = [], {}
 for layers_on_card in (30, 20):
     here = spilled(layers_on_card) if real else (None, None, None)
     what = f"{layers_on_card} of 30 layers on the card"
     held = lab.known("spilled bytes", here[0], "bytes", what=what, classes=here[2])
-    took_spilled = lab.known("spilled seconds", here[1], "s", what=what)
+    timed = lab.known("spilled seconds", here[1], "s", what=what)
     if held["value"]:
-        cells = (show(held["value"]), lab.show_seconds(took_spilled["value"]), held["classes"])
+        spent[layers_on_card] = timed["value"]
+        cells = (show(held["value"]), lab.show_seconds(timed["value"]), held["classes"])
         rows.append((what, *cells, held["label"]))
 if rows:
     lab.table(("int8", "held on the card", "512 tokens", "first and last layer", "from"), rows)
+    if spent[20] < spent[30]:
+        print(
+            "With layers on the host it is faster: their products are plain 16-bit ones, and bringing"
+            "\nthe weights over costs less than the int8 method does for these small matrices."
+        )
 else:
     print("A card and SmolLM2 are needed, and there is no reference row.")
 
@@ -955,22 +962,25 @@ for name, changed in (
 lab.table(("4 bits", "output differs by"), rows)
 
 if extras.has("gptq") and pretrained:
-    from gptqmodel import GPTQModel, QuantizeConfig
     from labkit import fetch
 
-    model = GPTQModel.load(
-        str(fetch.path("smollm2-135m")), QuantizeConfig(bits=4, group_size=64)
-    )
-    examples = [source[:4000] for _, source in lab.data.stdlib("train").files[:64]]
-    model.quantize(examples, batch_size=1)
-    with tempfile.TemporaryDirectory() as folder:
-        model.save(folder)
-        model = GPTQModel.load(folder, device=str(device))
-    losses, _ = score(model.model, text)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        from gptqmodel import GPTQModel, QuantizeConfig
+
+        model = GPTQModel.load(
+            str(fetch.path("smollm2-135m")),
+            QuantizeConfig(bits=4, group_size=64),
+            device=str(device),
+        )
+        examples = [source[:4000] for _, source in lab.data.stdlib("train").files[:64]]
+        model.quantize(examples, batch_size=1)
+        with tempfile.TemporaryDirectory() as folder:
+            model.save(folder)
+            model = GPTQModel.load(folder, device=str(device))
+        losses, _ = score(model.model, text)
     row = lab.fact("loss in GPTQ", float(losses.mean()), "nats", tokens=len(losses))
-    print(
-        f"GPTQ, 4 bits: perplexity {training.perplexity(row['value']):.3f} on {len(losses):,} tokens"
-    )
+    print(f"GPTQ, 4 bits: perplexity {math.exp(row['value']):.3f} on {len(losses):,} tokens")
+    del model
 else:
     extras.missing("gptq", "GPTQ of a whole model is not measured")
 
@@ -1142,8 +1152,8 @@ lab.answer(
 # state and activations, and quantised weights do not train. For the state, change the optimizer; to train beside
 # quantised weights, add LoRA.
 #
-# **nvidia-smi shows more than PyTorch under a paged optimizer, or a budget is kept and the card is full.** Managed
-# memory is in no counter of PyTorch. (bitsandbytes#801)
+# **Under a paged optimizer nvidia-smi's total is larger than everything that PyTorch counts.** Managed memory is in no
+# counter of PyTorch, and not in the driver's number for the process either. (bitsandbytes#801)
 #
 # **int8 is several times slower than 16 bits.** Its kernels were made to fit a model, not to be fast at small batches.
 # If 16 bits fit, use them. (bitsandbytes#490)
