@@ -275,6 +275,7 @@ def main() -> int:
 
     quiet.transformers()  # imports are not part of a prediction's time
     import transformers
+
     rows = [json.loads(line) for line in options.truth.read_text().splitlines()]
     rows = [r for r in rows if r["status"] == "ok" and options.split in ("all", r["split"])][: options.limit]
     small = [r for r in rows if r["recipe"]["model"] == "gpt2"]

@@ -43,9 +43,10 @@ def reference(
     `lesson` is the open one unless given; `kind` is ``"fact"``, ``"report"``, ``"claim"`` or ``"guess"``. An empty list
     where there is none.
     """
-    latest = {}
+    latest: dict[Any, dict[str, Any]] = {}
     for row in _measured(kind, lesson or _open(), name):
         if what is None or row.get("what") == what:
+            latest.pop((row["card"], row.get("what")), None)  # the place of the last, not of the first
             latest[row["card"], row.get("what")] = {**row, "label": _label(row)}
     return list(latest.values())
 
@@ -70,7 +71,7 @@ def with_times(reports: Iterable[Report]) -> list[Report]:
         rows = [] if report.timing or not report.ok else _measured("report", _open(), report.name)
         timed = [r for r in rows if r.get("timing") and _same(report.settings, r.get("settings") or {})]
         if timed:
-            timing = Report.from_dict(timed[-1]).timing
+            timing = Report.from_dict(dict(timed[-1])).timing
             assert timing is not None
             tokens = report.tokens or timed[-1].get("tokens")
             report = replace(report, timing=replace(timing, clock=_label(timed[-1])), tokens=tokens)
@@ -85,9 +86,10 @@ def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
 
 
 def _measured(kind: str, lesson: str, name: str) -> list[Mapping[str, Any]]:
-    """Every row of this kind, lesson and name, oldest first."""
+    """Every row of this kind, lesson and name: rough ones first, then oldest first, so that the last is the best."""
     rows = _rows(str(places.home() / "data" / "reference"))
-    return [r for r in rows if (r.get("kind"), r.get("lesson"), r.get("name")) == (kind, lesson, name)]
+    found = [r for r in rows if (r.get("kind"), r.get("lesson"), r.get("name")) == (kind, lesson, name)]
+    return sorted(found, key=lambda row: not row.get("remark"))
 
 
 def _label(row: Mapping[str, Any]) -> str:

@@ -149,6 +149,7 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         {**common, "kind": "fact", "name": "bus", "what": "pinned", "value": 1.0, "unit": "GB/s"},
         {**common, "kind": "fact", "name": "bus", "what": "pinned", "value": 2.0, "unit": "GB/s"},
         {**common, "kind": "fact", "name": "bus", "what": "pageable", "value": 3.0, "unit": "GB/s"},
+        {**common, "kind": "fact", "name": "bus", "what": "pageable", "value": 1.5, "unit": "GB/s", "remark": "beside"},
         {**common, "kind": "fact", "name": "beside", "value": 4.0, "unit": "s", "remark": "beside other processes"},
         {**common, "kind": "fact", "name": "bus", "what": "guessed", "value": 9.0, "source": "predicted"},
         {**common, "kind": "report", **report},
