@@ -1005,7 +1005,7 @@ def facts_of(name):
     return list({r["what"]: r for r in rows if r["session"] == lesson.session}.values())
 
 
-STEPS = 12
+STEPS = 12 if on_card else 8
 held_out = lab.data.byte_blocks(seq=64, count=32, split="held-out")
 compare(
     "small GPT-2",

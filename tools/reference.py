@@ -44,6 +44,8 @@ def main(run: str, out: str, add: str = "", remark: str = "") -> None:
     for row in kept:
         if identity(row) in there:
             continue
+        if row.get("source") == "predicted":  # anybody can draw its timeline again; what a card did, only a card can
+            row = {**row, "timeline": None}
         extra = {"command": f"labkit run {row.get('lesson', '')}".strip(), "driver": machine["driver"]}
         extra |= {"remark": remark} if remark else {}
         lines.append(json.dumps({**row, **extra}, ensure_ascii=False))
