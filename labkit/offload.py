@@ -16,6 +16,7 @@ and weights, which are there anyway, are left alone. PyTorch's own `save_on_cpu`
 from __future__ import annotations
 
 import weakref
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -48,7 +49,7 @@ class _View:
         self.size, self.stride, self.offset = tensor.size(), tensor.stride(), tensor.storage_offset()
 
 
-class _ByStorage(saved_tensors_hooks):
+class _ByStorage(saved_tensors_hooks, ABC):
     """Hooks that treat each saved storage once, and leave small tensors and those in `keep` as they are."""
 
     def __init__(self, keep: torch.nn.Module | Iterable[torch.Tensor], least_bytes: int | str):
@@ -86,11 +87,13 @@ class _ByStorage(saved_tensors_hooks):
     def _takes(self, tensor: torch.Tensor) -> bool:
         return True
 
+    @abstractmethod
     def _put(self, flat: torch.Tensor) -> _Saved:
-        raise NotImplementedError
+        """Take a storage, given as one flat tensor."""
 
+    @abstractmethod
     def _get(self, saved: Any) -> torch.Tensor:
-        raise NotImplementedError
+        """The flat tensor again, on the device where it was."""
 
 
 def drop_hooks_with(owner: Any, model: torch.nn.Module) -> None:

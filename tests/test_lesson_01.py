@@ -4,54 +4,18 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lesson_cells import Lesson, assert_code, assert_number, assert_right, assert_written, assert_wrong, run
 
 import labkit as lab
-from labkit import notebooks
 from labkit.checks import Check
 
-LESSON = Path(__file__).resolve().parents[1] / "lessons" / "01_baseline_oom.py"
+LESSON = Lesson("01_baseline_oom", before=["fits"])
+cells, checked, solution = LESSON.cells, LESSON.checked, LESSON.solution
 MiB = 2**20
-
-
-@lru_cache
-def cells(kind: str = "learner") -> dict[str, str]:
-    """Source by cell id, of the notebook that learners get or of the solved one."""
-    master = notebooks.master(LESSON)
-    book = notebooks.learner(master) if kind == "learner" else notebooks.solved(master)
-    return {cell.id: cell.source for cell in book.cells}
-
-
-def run(source: str, names: dict[str, Any]) -> Any:
-    """Run a cell; returns the value of its last expression, as a notebook would show it."""
-    tree = ast.parse(source)
-    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, "<cell>", "exec"), names)
-    return eval(compile(ast.Expression(last.value), "<cell>", "eval"), names) if last else None  # type: ignore[attr-defined]
-
-
-def checked(exercise: str, **answer: Any) -> Check:
-    """What the learner's own check cell says about an answer."""
-    names: dict[str, Any] = {"lab": lab, "torch": torch}
-    run(cells()["fits"], names)
-    if not answer:  # the cell as it comes
-        run(cells()[exercise], names)
-    names.update(answer)
-    found = run(cells()[f"{exercise}-check"], names)
-    assert isinstance(found, Check)
-    return found
-
-
-def solution(exercise: str) -> dict[str, Any]:
-    names: dict[str, Any] = {"lab": lab, "torch": torch}
-    run(cells()["fits"], names)
-    run(cells("solved")[exercise], names)
-    return names
 
 
 @pytest.mark.parametrize("exercise", ["block_mib", "largest_batch", "cured", "why"])
@@ -107,11 +71,7 @@ def test_exercise_1_right() -> None:
     ],
 )
 def test_exercise_1_wrong(answer: Any, points: float, word: str) -> None:
-    found = checked("block_mib", block_mib=answer)
-    assert found.status == ("partial" if points else "wrong")
-    assert found.points == points
-    assert word in found.message, found.message
-    assert "276" not in found.message
+    assert_number(checked("block_mib", block_mib=answer), points, word, "276")
 
 
 # ------------------------------------------------------------------------------------------- exercise 2
@@ -139,8 +99,7 @@ def bisection(fits: Callable[[int], bool], low: int = 0, high: int = 64) -> tupl
 
 
 def test_exercise_2_right() -> None:
-    found = checked("largest_batch", largest_batch=solution("largest_batch")["largest_batch"])
-    assert (found.status, found.points) == ("right", 2), found.message
+    assert_right(checked("largest_batch", largest_batch=solution("largest_batch")["largest_batch"]), 2)
 
 
 def upwards(fits: Callable[[int], bool]) -> int:
@@ -183,23 +142,18 @@ def doubling(fits: Callable[[int], bool]) -> int:
     ],
 )
 def test_exercise_2_wrong(search: Callable[..., Any], below: float, word: str) -> None:
-    found = searching(search)
-    assert found.status in ("wrong", "partial", "error")
-    assert found.points < below
-    assert word in found.message, found.message
+    assert_code(searching(search), word, below=below)
 
 
 def test_exercise_2_is_no_function() -> None:
-    found = checked("largest_batch", largest_batch=30)
-    assert (found.status, found.points) == ("wrong", 0)
+    assert_wrong(checked("largest_batch", largest_batch=30))
 
 
 # ------------------------------------------------------------------------------------------- exercise 3
 
 
 def test_exercise_3_right() -> None:
-    found = checked("cured", cured_run=solution("cured")["cured_run"])
-    assert (found.status, found.points) == ("right", 1)
+    assert_right(checked("cured", cured_run=solution("cured")["cured_run"]), 1)
     written = checked("why", why=solution("why")["why"])
     assert (written.status, written.points, written.manual) == ("right", 2, True)
 
@@ -209,9 +163,7 @@ def test_exercise_3_right() -> None:
     [("B", "optimizer"), ("C", "sequences"), ("all", "'A', 'B', 'C'"), (["A"], "'A', 'B', 'C'"), (1, "'A', 'B', 'C'")],
 )
 def test_exercise_3_wrong(answer: Any, word: str) -> None:
-    found = checked("cured", cured_run=answer)
-    assert (found.status, found.points) == ("wrong", 0)
-    assert word in found.message
+    assert_wrong(checked("cured", cured_run=answer), word)
 
 
 @pytest.mark.parametrize(
@@ -247,10 +199,8 @@ def test_exercise_3_wrong(answer: Any, word: str) -> None:
     ],
 )
 def test_exercise_3_written_answers(answer: Any, most: float, word: str) -> None:
-    found = checked("why", why=f"{answer} That is what I think of it." if most else answer)
-    assert found.manual and found.status in ("wrong", "partial")
-    assert found.points <= most
-    assert word in found.message, found.message
+    text = f"{answer} That is what I think of it." if most else answer
+    assert_written(checked("why", why=text), most, word)
 
 
 @pytest.mark.parametrize(
@@ -264,8 +214,7 @@ def test_exercise_3_written_answers(answer: Any, most: float, word: str) -> None
     ],
 )
 def test_exercise_3_takes_other_words_for_it(answer: str) -> None:
-    found = checked("why", why=answer)
-    assert (found.status, found.points) == ("right", 2), found.message
+    assert_right(checked("why", why=answer), 2)
 
 
 # ------------------------------------------------------------------------------------------- the lesson's arithmetic

@@ -2,63 +2,25 @@
 
 from __future__ import annotations
 
-import ast
 import math
 from collections.abc import Callable
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lesson_cells import Lesson, assert_code, assert_number, assert_right, assert_written, assert_wrong
 
 import labkit as lab
-from labkit import notebooks, recipes
+from labkit import recipes
 from labkit.checks import Check
 
-LESSON = Path(__file__).resolve().parents[1] / "lessons" / "02_mixed_precision.py"
-
-
-@lru_cache
-def cells(kind: str = "learner") -> dict[str, str]:
-    """Source by cell id, of the notebook that learners get or of the solved one."""
-    master = notebooks.master(LESSON)
-    book = notebooks.learner(master) if kind == "learner" else notebooks.solved(master)
-    return {cell.id: cell.source for cell in book.cells}
-
-
-def run(source: str, names: dict[str, Any]) -> Any:
-    """Run a cell; returns the value of its last expression, as a notebook would show it."""
-    tree = ast.parse(source)
-    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, "<cell>", "exec"), names)
-    return eval(compile(ast.Expression(last.value), "<cell>", "eval"), names) if last else None  # type: ignore[attr-defined]
+LESSON = Lesson("02_mixed_precision", math=math)
+cells, checked, solution = LESSON.cells, LESSON.checked, LESSON.solution
 
 
 def functions(cell: str, *wanted: str, **names: Any) -> dict[str, Any]:
-    """The named functions and classes of a cell, without what the cell measures and draws."""
-    found: dict[str, Any] = {"lab": lab, "torch": torch, "math": math, **names}
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    keep = [n for n in ast.parse(cells()[cell]).body if isinstance(n, kinds) and n.name in wanted]
-    assert len(keep) == len(wanted)
-    exec(compile(ast.Module(keep, []), "<cell>", "exec"), found)
-    return found
-
-
-def checked(exercise: str, **answer: Any) -> Check:
-    """What the learner's own check cell says about an answer."""
-    names: dict[str, Any] = {"lab": lab, "torch": torch, "math": math}
-    run(cells()[exercise], names)
-    names.update(answer)
-    found = run(cells()[f"{exercise}-check"], names)
-    assert isinstance(found, Check)
-    return found
-
-
-def solution(exercise: str) -> dict[str, Any]:
-    names: dict[str, Any] = {"lab": lab, "torch": torch, "math": math}
-    run(cells("solved")[exercise], names)
-    return names
+    """The named functions and classes of a cell."""
+    return LESSON.defined(cell, keep=lambda node: getattr(node, "name", "") in wanted, **names)
 
 
 @pytest.mark.parametrize("exercise", ["break_even", "careful_step", "scaled", "diagnosis"])
@@ -85,8 +47,7 @@ def tokens(
 
 @pytest.mark.parametrize("answer", [tokens(), 1024.25, 1027, 1025])
 def test_exercise_1_right(answer: float) -> None:
-    found = checked("break_even", break_even=answer)
-    assert (found.status, found.points) == ("right", 1), found.message
+    assert_right(checked("break_even", break_even=answer), 1)
 
 
 def test_exercise_1_the_solution_is_right() -> None:
@@ -111,11 +72,7 @@ def test_exercise_1_the_solution_is_right() -> None:
     ],
 )
 def test_exercise_1_wrong(answer: Any, points: float, word: str) -> None:
-    found = checked("break_even", break_even=answer)
-    assert found.status == ("partial" if points else "wrong")
-    assert found.points == points
-    assert word in found.message, found.message
-    assert "1024.2" not in found.message
+    assert_number(checked("break_even", break_even=answer), points, word, "1024.2")
 
 
 # ------------------------------------------------------------------------------------------- exercise 2
@@ -207,23 +164,18 @@ def test_exercise_2_right() -> None:
     ],
 )
 def test_exercise_2_wrong(answer: Callable[..., Any], below: float, word: str) -> None:
-    found = stepping(answer)
-    assert found.status in ("wrong", "partial", "error"), found.message
-    assert found.points < below
-    assert word in found.message, found.message
+    assert_code(stepping(answer), word, below=below)
 
 
 def test_exercise_2_is_no_function() -> None:
-    found = checked("careful_step", careful_step=1.0)
-    assert (found.status, found.points) == ("wrong", 0)
+    assert_wrong(checked("careful_step", careful_step=1.0))
 
 
 # ------------------------------------------------------------------------------------------- exercise 3
 
 
 def test_exercise_3_right() -> None:
-    found = checked("scaled", scaled_run=solution("scaled")["scaled_run"])
-    assert (found.status, found.points) == ("right", 1)
+    assert_right(checked("scaled", scaled_run=solution("scaled")["scaled_run"]), 1)
     written = checked("diagnosis", diagnosis=solution("diagnosis")["diagnosis"])
     assert (written.status, written.points, written.manual) == ("right", 2, True)
 
@@ -233,9 +185,7 @@ def test_exercise_3_right() -> None:
     [("B", "forward"), ("C", "fp32"), ("all", "'A', 'B', 'C'"), (["A"], "'A', 'B', 'C'"), (1, "'A', 'B', 'C'")],
 )
 def test_exercise_3_wrong(answer: Any, word: str) -> None:
-    found = checked("scaled", scaled_run=answer)
-    assert (found.status, found.points) == ("wrong", 0)
-    assert word in found.message
+    assert_wrong(checked("scaled", scaled_run=answer), word)
 
 
 @pytest.mark.parametrize(
@@ -258,10 +208,7 @@ def test_exercise_3_wrong(answer: Any, word: str) -> None:
     ],
 )
 def test_exercise_3_written_answers(answer: Any, most: float, word: str) -> None:
-    found = checked("diagnosis", diagnosis=answer)
-    assert found.manual and found.status in ("wrong", "partial"), found.message
-    assert found.points <= most
-    assert word in found.message, found.message
+    assert_written(checked("diagnosis", diagnosis=answer), most, word)
 
 
 @pytest.mark.parametrize(
@@ -276,8 +223,7 @@ def test_exercise_3_written_answers(answer: Any, most: float, word: str) -> None
     ],
 )
 def test_exercise_3_takes_other_words_for_it(answer: str) -> None:
-    found = checked("diagnosis", diagnosis=answer)
-    assert (found.status, found.points) == ("right", 2), found.message
+    assert_right(checked("diagnosis", diagnosis=answer), 2)
 
 
 # ------------------------------------------------------------------------------------------- the lesson's arithmetic

@@ -4,58 +4,23 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lesson_cells import Lesson, assert_code, assert_right, assert_written, assert_wrong
 from torch.utils.checkpoint import checkpoint
 
 import labkit as lab
-from labkit import notebooks
-from labkit.checks import Check
 
-LESSON = Path(__file__).resolve().parents[1] / "lessons" / "03_gradient_checkpointing.py"
+LESSON = Lesson("03_gradient_checkpointing", checkpoint=checkpoint)
+cells, checked, solution = LESSON.cells, LESSON.checked, LESSON.solved
 MiB, GiB = 2**20, 2**30
 EXERCISES = ["best_mib", "in_segments_of", "cured", "why"]
 
 
-@lru_cache
-def cells(kind: str = "learner") -> dict[str, str]:
-    """Source by cell id, of the notebook that learners get or of the solved one."""
-    master = notebooks.master(LESSON)
-    book = notebooks.learner(master) if kind == "learner" else notebooks.solved(master)
-    return {cell.id: cell.source for cell in book.cells}
-
-
-def run(source: str, names: dict[str, Any]) -> Any:
-    """Run a cell; returns the value of its last expression, as a notebook would show it."""
-    tree = ast.parse(source)
-    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, "<cell>", "exec"), names)
-    return eval(compile(ast.Expression(last.value), "<cell>", "eval"), names) if last else None  # type: ignore[attr-defined]
-
-
 def imported() -> dict[str, Any]:
-    return {"lab": lab, "torch": torch, "checkpoint": checkpoint}
-
-
-def checked(exercise: str, **answer: Any) -> Check:
-    """What the learner's own check cell says about an answer."""
-    names = imported()
-    if not answer:  # the cell as it comes
-        run(cells()[exercise], names)
-    names.update(answer)
-    found = run(cells()[f"{exercise}-check"], names)
-    assert isinstance(found, Check)
-    return found
-
-
-def solution(exercise: str) -> Any:
-    names = imported()
-    run(cells("solved")[exercise], names)
-    return names["cured_step" if exercise == "cured" else exercise]
+    return dict(LESSON.names)
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)
@@ -182,8 +147,7 @@ def reentrant(blocks: Any, hidden: Any, every: int) -> Any:
 
 @pytest.mark.parametrize("answer", [right, reentrant, solution("in_segments_of")], ids=["right", "reentrant", "ours"])
 def test_exercise_2_right(answer: Callable[..., Any]) -> None:
-    found = checked("in_segments_of", in_segments_of=answer)
-    assert (found.status, found.points) == ("right", 2), found.message
+    assert_right(checked("in_segments_of", in_segments_of=answer), 2)
 
 
 @pytest.mark.parametrize(
@@ -203,23 +167,18 @@ def test_exercise_2_right(answer: Callable[..., Any]) -> None:
     ],
 )
 def test_exercise_2_wrong(answer: Callable[..., Any], most: float, word: str) -> None:
-    found = checked("in_segments_of", in_segments_of=answer)
-    assert found.status in ("wrong", "partial", "error")
-    assert found.points <= most
-    assert word in found.message, found.message
+    assert_code(checked("in_segments_of", in_segments_of=answer), word, most=most)
 
 
 def test_exercise_2_is_no_function() -> None:
-    found = checked("in_segments_of", in_segments_of=3)
-    assert (found.status, found.points) == ("wrong", 0)
+    assert_wrong(checked("in_segments_of", in_segments_of=3))
 
 
 # ------------------------------------------------------------------------------------------- exercise 3
 
 
 def test_exercise_3_right() -> None:
-    found = checked("cured", cured_step=solution("cured"))
-    assert (found.status, found.points) == ("right", 1)
+    assert_right(checked("cured", cured_step=solution("cured", "cured_step")), 1)
     written = checked("why", why=solution("why"))
     assert (written.status, written.points, written.manual) == ("right", 2, True)
 
@@ -235,9 +194,7 @@ def test_exercise_3_right() -> None:
     ],
 )
 def test_exercise_3_wrong(answer: Any, word: str) -> None:
-    found = checked("cured", cured_step=answer)
-    assert (found.status, found.points) == ("wrong", 0)
-    assert word in found.message
+    assert_wrong(checked("cured", cured_step=answer), word)
 
 
 @pytest.mark.parametrize(
@@ -264,10 +221,7 @@ def test_exercise_3_wrong(answer: Any, word: str) -> None:
     ],
 )
 def test_exercise_3_written_answers(answer: Any, most: float, word: str) -> None:
-    found = checked("why", why=answer)
-    assert found.manual and found.status in ("wrong", "partial")
-    assert found.points <= most
-    assert word in found.message, found.message
+    assert_written(checked("why", why=answer), most, word)
 
 
 @pytest.mark.parametrize(
@@ -279,8 +233,7 @@ def test_exercise_3_written_answers(answer: Any, most: float, word: str) -> None
     ],
 )
 def test_exercise_3_takes_other_words_for_it(answer: str) -> None:
-    found = checked("why", why=answer)
-    assert (found.status, found.points) == ("right", 2), found.message
+    assert_right(checked("why", why=answer), 2)
 
 
 # ------------------------------------------------------------------------------------------- the lesson's arithmetic

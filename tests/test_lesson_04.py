@@ -6,61 +6,25 @@ import ast
 import contextlib
 import io
 from collections.abc import Callable
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lesson_cells import Lesson, assert_code, assert_number, assert_right, assert_written, assert_wrong
 
 import labkit as lab
-from labkit import notebooks, quantising
-from labkit.checks import Check
+from labkit import quantising
 
-LESSON = Path(__file__).resolve().parents[1] / "lessons" / "04_eight_bit.py"
+LESSON = Lesson("04_eight_bit")
+cells, checked, solution = LESSON.cells, LESSON.checked, LESSON.solution
 GiB = 2**30
 LAYER = 1024 * 4096 + 4096
 
 
-@lru_cache
-def cells(kind: str = "learner") -> dict[str, str]:
-    """Source by cell id, of the notebook that learners get or of the solved one."""
-    master = notebooks.master(LESSON)
-    book = notebooks.learner(master) if kind == "learner" else notebooks.solved(master)
-    return {cell.id: cell.source for cell in book.cells}
-
-
-def run(source: str, names: dict[str, Any]) -> Any:
-    """Run a cell; returns the value of its last expression, as a notebook would show it."""
-    tree = ast.parse(source)
-    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, "<cell>", "exec"), names)
-    return eval(compile(ast.Expression(last.value), "<cell>", "eval"), names) if last else None  # type: ignore[attr-defined]
-
-
 def functions(cell: str, names: dict[str, Any]) -> dict[str, Any]:
-    """The functions and classes that a cell defines, without what it runs."""
-    tree = ast.parse(cells()[cell])
-    keep = [n for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef, ast.ImportFrom))]
-    exec(compile(ast.Module(keep, []), "<cell>", "exec"), names)
-    return names
-
-
-def checked(exercise: str, **answer: Any) -> Check:
-    """What the learner's own check cell says about an answer."""
-    names: dict[str, Any] = {"lab": lab, "torch": torch}
-    if not answer:  # the cell as it comes
-        run(cells()[exercise], names)
-    names.update(answer)
-    found = run(cells()[f"{exercise}-check"], names)
-    assert isinstance(found, Check)
-    return found
-
-
-def solution(exercise: str) -> dict[str, Any]:
-    names: dict[str, Any] = {"lab": lab, "torch": torch}
-    run(cells("solved")[exercise], names)
-    return names
+    """The functions and classes of a cell, and what it imports by name."""
+    kinds = (ast.FunctionDef, ast.ClassDef, ast.ImportFrom)
+    return LESSON.defined(cell, keep=lambda node: isinstance(node, kinds), **names)
 
 
 @pytest.mark.parametrize("exercise", ["state_kib", "int8_rows", "cured", "why"])
@@ -105,11 +69,7 @@ def test_exercise_1_right() -> None:
     ],
 )
 def test_exercise_1_wrong(answer: Any, points: float, word: str) -> None:
-    found = checked("state_kib", state_kib=answer)
-    assert found.status == ("partial" if points else "wrong")
-    assert found.points == points
-    assert word in found.message, found.message
-    assert "8328" not in found.message
+    assert_number(checked("state_kib", state_kib=answer), points, word, "8328")
 
 
 # ------------------------------------------------------------------------------------------- exercise 2
@@ -178,10 +138,7 @@ def test_exercise_2_right() -> None:
     ],
 )
 def test_exercise_2_wrong(function: Callable[..., Any], most: float, word: str) -> None:
-    found = checked("int8_rows", int8_rows=function)
-    assert found.status in ("wrong", "partial", "error")
-    assert found.points <= most
-    assert word in found.message, found.message
+    assert_code(checked("int8_rows", int8_rows=function), word, most=most)
 
 
 def test_exercise_2_is_no_function() -> None:
@@ -202,9 +159,7 @@ def test_exercise_3_right() -> None:
     [("B", "LoRA"), ("C", "does not train"), ("none", "'A', 'B', 'C'"), (["A"], "'A', 'B', 'C'"), (1, "'A', 'B', 'C'")],
 )
 def test_exercise_3_wrong(answer: Any, word: str) -> None:
-    found = checked("cured", cured_run=answer)
-    assert (found.status, found.points) == ("wrong", 0)
-    assert word in found.message
+    assert_wrong(checked("cured", cured_run=answer), word)
 
 
 @pytest.mark.parametrize(
@@ -235,10 +190,7 @@ def test_exercise_3_wrong(answer: Any, word: str) -> None:
     ],
 )
 def test_exercise_3_written_answers(answer: Any, most: float, word: str) -> None:
-    found = checked("why", why=answer)
-    assert found.manual and found.status in ("wrong", "partial")
-    assert found.points <= most
-    assert word in found.message, found.message
+    assert_written(checked("why", why=answer), most, word)
 
 
 @pytest.mark.parametrize(
@@ -250,12 +202,12 @@ def test_exercise_3_written_answers(answer: Any, most: float, word: str) -> None
     ],
 )
 def test_exercise_3_takes_other_words_for_it(answer: str) -> None:
-    found = checked("why", why=answer)
-    assert (found.status, found.points) == ("right", 2), found.message
+    assert_right(checked("why", why=answer), 2)
 
 
 def lesson_names() -> dict[str, Any]:
-    bnb = pytest.importorskip("bitsandbytes")
+    import bitsandbytes as bnb
+
     optimizers = {"AdamW": torch.optim.AdamW, "AdamW8bit": bnb.optim.AdamW8bit}
     more = {"HALF": torch.bfloat16, "contextlib": contextlib, "io": io}
     return {"lab": lab, "torch": torch, "quantising": quantising, "OPTIMIZERS": optimizers, **more}

@@ -4,66 +4,33 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lesson_cells import Lesson, assert_code, assert_right, assert_written, assert_wrong
 
 import labkit as lab
-from labkit import notebooks, offload
-from labkit.checks import Check
+from labkit import offload
 
-LESSON = Path(__file__).resolve().parents[1] / "lessons" / "05_offload.py"
+LESSON = Lesson("05_offload")
+cells, checked, solution = LESSON.cells, LESSON.checked, LESSON.solution
 MiB = 2**20
 
 
-@lru_cache
-def cells(kind: str = "learner") -> dict[str, str]:
-    """Source by cell id, of the notebook that learners get or of the solved one."""
-    master = notebooks.master(LESSON)
-    book = notebooks.learner(master) if kind == "learner" else notebooks.solved(master)
-    return {cell.id: cell.source for cell in book.cells}
-
-
-def run(source: str, names: dict[str, Any]) -> Any:
-    """Run a cell; returns the value of its last expression, as a notebook would show it."""
-    tree = ast.parse(source)
-    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, "<cell>", "exec"), names)
-    return eval(compile(ast.Expression(last.value), "<cell>", "eval"), names) if last else None  # type: ignore[attr-defined]
-
-
-def checked(exercise: str, **answer: Any) -> Check:
-    """What the learner's own check cell says about an answer."""
-    names: dict[str, Any] = {"lab": lab, "torch": torch}
-    if not answer:  # the cell as it comes
-        run(cells()[exercise], names)
-    names.update(answer)
-    found = run(cells()[f"{exercise}-check"], names)
-    assert isinstance(found, Check)
-    return found
-
-
-def solution(exercise: str) -> dict[str, Any]:
-    names: dict[str, Any] = {"lab": lab, "torch": torch}
-    run(cells("solved")[exercise], names)
-    return names
-
-
 def defined(*cell_ids: str) -> dict[str, Any]:
-    """The functions, classes and tables that cells define, without what they measure and show."""
+    """The functions, classes and tables that cells define."""
     from torch.autograd.graph import save_on_cpu
 
-    names: dict[str, Any] = {"lab": lab, "torch": torch, "offload": offload, "save_on_cpu": save_on_cpu}
-    names.update(d=768, L=12, V=50257, s=1024, on_card=False, BATCH=1)
-    for cell_id in cell_ids:
-        tree = ast.parse(cells()[cell_id])
-        kinds = (ast.FunctionDef, ast.ClassDef)
-        keep = [n for n in tree.body if isinstance(n, kinds) or (isinstance(n, ast.Assign) and _is_table(n))]
-        exec(compile(ast.Module(keep, []), "<cell>", "exec"), names)
-    return names
+    names = {"offload": offload, "save_on_cpu": save_on_cpu, "d": 768, "L": 12, "V": 50257, "s": 1024}
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    return LESSON.defined(
+        *cell_ids,
+        keep=lambda node: isinstance(node, kinds) or (isinstance(node, ast.Assign) and _is_table(node)),
+        on_card=False,
+        BATCH=1,
+        **names,
+    )
 
 
 def _is_table(node: ast.Assign) -> bool:
@@ -127,8 +94,7 @@ def test_exercise_1_wrong(answer: Any, word: str) -> None:
 
 def test_exercise_2_right() -> None:
     names = solution("halves")
-    found = checked("halves", pack=names["pack"], unpack=names["unpack"])
-    assert (found.status, found.points) == ("right", 2), found.message
+    assert_right(checked("halves", pack=names["pack"], unpack=names["unpack"]), 2)
 
 
 def test_exercise_2_takes_other_ways_to_write_it() -> None:
@@ -138,8 +104,7 @@ def test_exercise_2_takes_other_ways_to_write_it() -> None:
     def unpack(kept: Any) -> torch.Tensor:
         return kept["small"].float() if isinstance(kept, dict) else kept
 
-    found = checked("halves", pack=pack, unpack=unpack)
-    assert (found.status, found.points) == ("right", 2), found.message
+    assert_right(checked("halves", pack=pack, unpack=unpack), 2)
 
 
 @pytest.mark.parametrize(
@@ -170,10 +135,7 @@ def test_exercise_2_takes_other_ways_to_write_it() -> None:
     ],
 )
 def test_exercise_2_wrong(pack: Any, unpack: Any, below: float, word: str) -> None:
-    found = checked("halves", pack=pack, unpack=unpack)
-    assert found.status in ("wrong", "partial", "error")
-    assert found.points < below, found.points
-    assert word in found.message, found.message
+    assert_code(checked("halves", pack=pack, unpack=unpack), word, below=below)
 
 
 def test_exercise_2_is_what_the_hooks_call() -> None:
@@ -191,17 +153,14 @@ def test_exercise_2_is_what_the_hooks_call() -> None:
 
 
 def test_exercise_3_right() -> None:
-    found = checked("cured", cured_run=solution("cured")["cured_run"])
-    assert (found.status, found.points) == ("right", 1)
+    assert_right(checked("cured", cured_run=solution("cured")["cured_run"]), 1)
     written = checked("why", why=solution("why")["why"])
     assert (written.status, written.points, written.manual) == ("right", 2, True), written.message
 
 
 @pytest.mark.parametrize(("answer", "word"), [("A", "momentum"), ("C", "LoRA"), ("all", "'A', 'B', 'C'"), (2, "'A'")])
 def test_exercise_3_wrong(answer: Any, word: str) -> None:
-    found = checked("cured", cured_run=answer)
-    assert (found.status, found.points) == ("wrong", 0)
-    assert word in found.message
+    assert_wrong(checked("cured", cured_run=answer), word)
 
 
 @pytest.mark.parametrize(
@@ -233,10 +192,7 @@ def test_exercise_3_wrong(answer: Any, word: str) -> None:
     ],
 )  # fmt: skip
 def test_exercise_3_written_answers(answer: Any, most: float, word: str) -> None:
-    found = checked("why", why=answer)
-    assert found.manual and found.status in ("wrong", "partial")
-    assert found.points <= most
-    assert word in found.message, found.message
+    assert_written(checked("why", why=answer), most, word)
 
 
 def test_exercise_3_takes_other_words_for_it() -> None:

@@ -7,76 +7,32 @@ import math
 import sys
 import types
 from collections.abc import Callable
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lesson_cells import Lesson, assert_code, assert_number, assert_right, assert_written, assert_wrong, run
 
 import labkit as lab
-from labkit import attention, notebooks
-from labkit.checks import Check
+from labkit import attention
 
-LESSON = Path(__file__).resolve().parents[1] / "lessons" / "06_attention.py"
+LESSON = Lesson("06_attention")
+cells, checked, solution = LESSON.cells, LESSON.checked, LESSON.solved
 MiB = 2**20
 
 
-@lru_cache
-def cells(kind: str = "learner") -> dict[str, str]:
-    """Source by cell id, of the notebook that learners get or of the solved one."""
-    master = notebooks.master(LESSON)
-    book = notebooks.learner(master) if kind == "learner" else notebooks.solved(master)
-    return {cell.id: cell.source for cell in book.cells}
+def defined(*wanted: str) -> dict[str, Any]:
+    """The functions, constants and imports from torch that these names need, from all cells."""
 
+    def keep(node: ast.stmt) -> bool:
+        if isinstance(node, ast.ImportFrom):
+            return str(node.module).startswith("torch")
+        if isinstance(node, ast.Assign):
+            return getattr(node.targets[0], "id", "") in wanted
+        return isinstance(node, ast.FunctionDef) and node.name in wanted
 
-def run(source: str, names: dict[str, Any]) -> Any:
-    """Run a cell; returns the value of its last expression, as a notebook would show it."""
-    tree = ast.parse(source)
-    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, "<cell>", "exec"), names)
-    return eval(compile(ast.Expression(last.value), "<cell>", "eval"), names) if last else None  # type: ignore[attr-defined]
-
-
-def checked(exercise: str, **answer: Any) -> Check:
-    """What the learner's own check cell says about an answer."""
-    names: dict[str, Any] = {"lab": lab, "torch": torch}
-    if not answer:  # the cell as it comes
-        run(cells()[exercise], names)
-    names.update(answer)
-    found = run(cells()[f"{exercise}-check"], names)
-    assert isinstance(found, Check)
-    return found
-
-
-def solution(exercise: str) -> Any:
-    names: dict[str, Any] = {"lab": lab, "torch": torch}
-    run(cells("solved")[exercise], names)
-    return names[exercise]
-
-
-def defined(*names: str) -> dict[str, Any]:
-    """The functions, imports and constants of the lesson's cells that these names need, without what they measure."""
-    found: dict[str, Any] = {
-        "lab": lab, "torch": torch, "math": math, "attention": attention, "on_card": False, "HALF": "bfloat16",
-        "device": torch.device("cpu"),
-    }  # fmt: skip
-    kinds = (ast.FunctionDef, ast.ImportFrom, ast.Assign)
-    for source in cells().values():
-        try:
-            tree = ast.parse(source)
-        except SyntaxError:
-            continue
-        keep = [
-            node
-            for node in tree.body
-            if (isinstance(node, ast.ImportFrom) and str(node.module).startswith("torch"))
-            or (isinstance(node, ast.FunctionDef) and node.name in names)
-            or (isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") in names)
-        ]
-        assert all(isinstance(node, kinds) for node in keep)
-        exec(compile(ast.Module(list(keep), []), "<cell>", "exec"), found)
-    return found
+    here = {"math": math, "attention": attention, "on_card": False, "HALF": "bfloat16", "device": torch.device("cpu")}
+    return LESSON.defined(keep=keep, **here)
 
 
 @pytest.mark.parametrize("exercise", ["flash_mib", "merge", "runs_flash", "refusals_why"])
@@ -126,11 +82,7 @@ def test_exercise_1_right() -> None:
     ],
 )
 def test_exercise_1_wrong(answer: Any, points: float, word: str) -> None:
-    found = checked("flash_mib", flash_mib=answer)
-    assert found.status == ("partial" if points else "wrong")
-    assert found.points == points
-    assert word in found.message, found.message
-    assert "40.3" not in found.message
+    assert_number(checked("flash_mib", flash_mib=answer), points, word, "40.3")
 
 
 def test_exercise_1_is_what_autograd_keeps() -> None:
@@ -145,8 +97,7 @@ def test_exercise_1_is_what_autograd_keeps() -> None:
 
 
 def test_exercise_2_right() -> None:
-    found = checked("merge", merge=solution("merge"))
-    assert (found.status, found.points) == ("right", 2), found.message
+    assert_right(checked("merge", merge=solution("merge")), 2)
 
 
 def by_hand_without_logaddexp(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> Any:
@@ -184,10 +135,7 @@ def lse_is_wrong(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> Any:
     ids=["mean", "sum", "by lse", "overflow", "lse", "no lse", "shapes", "numbers", "raises"],
 )
 def test_exercise_2_wrong(merge: Callable[..., Any], below: float, word: str) -> None:
-    found = checked("merge", merge=merge)
-    assert found.status in ("wrong", "partial", "error")
-    assert found.points < below
-    assert word in found.message, found.message
+    assert_code(checked("merge", merge=merge), word, below=below)
 
 
 def test_exercise_2_is_no_function() -> None:
@@ -198,8 +146,7 @@ def test_exercise_2_is_no_function() -> None:
 
 
 def test_exercise_3_right() -> None:
-    found = checked("runs_flash", runs_flash=solution("runs_flash"))
-    assert (found.status, found.points) == ("right", 1)
+    assert_right(checked("runs_flash", runs_flash=solution("runs_flash")), 1)
     written = checked("refusals_why", refusals_why=solution("refusals_why"))
     assert (written.status, written.points, written.manual) == ("right", 2, True), written.message
 
@@ -219,9 +166,7 @@ def test_exercise_3_is_what_the_rules_say() -> None:
 
 @pytest.mark.parametrize(("answer", "word"), [("A", "dtype"), ("B", "mask"), ("none", "'A', 'B', 'C'"), (3, "'A'")])
 def test_exercise_3_wrong(answer: Any, word: str) -> None:
-    found = checked("runs_flash", runs_flash=answer)
-    assert (found.status, found.points) == ("wrong", 0)
-    assert word in found.message
+    assert_wrong(checked("runs_flash", runs_flash=answer), word)
 
 
 @pytest.mark.parametrize(
@@ -253,10 +198,8 @@ def test_exercise_3_wrong(answer: Any, word: str) -> None:
     ],
 )
 def test_exercise_3_written_answers(answer: Any, most: float, word: str) -> None:
-    found = checked("refusals_why", refusals_why=f"{answer} That is what I think of it." if most else answer)
-    assert found.manual and found.status in ("wrong", "partial")
-    assert found.points <= most
-    assert word in found.message, found.message
+    text = f"{answer} That is what I think of it." if most else answer
+    assert_written(checked("refusals_why", refusals_why=text), most, word)
 
 
 @pytest.mark.parametrize(
@@ -268,8 +211,7 @@ def test_exercise_3_written_answers(answer: Any, most: float, word: str) -> None
     ],
 )
 def test_exercise_3_takes_other_words_for_it(answer: str) -> None:
-    found = checked("refusals_why", refusals_why=answer)
-    assert (found.status, found.points) == ("right", 2), found.message
+    assert_right(checked("refusals_why", refusals_why=answer), 2)
 
 
 # ------------------------------------------------------------------------------------------- the lesson's arithmetic

@@ -6,19 +6,18 @@ import ast
 import logging
 import math
 from collections.abc import Callable
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lesson_cells import Lesson, assert_code, assert_right, assert_written, assert_wrong
 from torch.utils.checkpoint import checkpoint
 
 import labkit as lab
-from labkit import compiling, notebooks
-from labkit.checks import Check
+from labkit import compiling
 
-LESSON = Path(__file__).resolve().parents[1] / "lessons" / "07_compile.py"
+LESSON = Lesson("07_compile", before=["clipped"], compiling=compiling)
+cells, checked, solution = LESSON.cells, LESSON.checked, LESSON.solution
 
 
 @pytest.fixture(autouse=True)
@@ -26,47 +25,9 @@ def _quiet() -> None:
     torch._logging.set_logs(dynamo=logging.ERROR)  # type: ignore[attr-defined]
 
 
-@lru_cache
-def cells(kind: str = "learner") -> dict[str, str]:
-    """Source by cell id, of the notebook that learners get or of the solved one."""
-    master = notebooks.master(LESSON)
-    book = notebooks.learner(master) if kind == "learner" else notebooks.solved(master)
-    return {cell.id: cell.source for cell in book.cells}
-
-
-def run(source: str, names: dict[str, Any]) -> Any:
-    """Run a cell; returns the value of its last expression, as a notebook would show it."""
-    tree = ast.parse(source)
-    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, "<cell>", "exec"), names)
-    return eval(compile(ast.Expression(last.value), "<cell>", "eval"), names) if last else None  # type: ignore[attr-defined]
-
-
 def defined(cell: str, **names: Any) -> dict[str, Any]:
-    """What the functions, classes and plain constants of a cell need to be called, without what it measures."""
-    tree = ast.parse(cells()[cell])
-    keep = [n for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
-    found = {"lab": lab, "torch": torch, "compiling": compiling, "math": math, "device": torch.device("cpu"), **names}
-    exec(compile(ast.Module(keep, []), "<cell>", "exec"), found)
-    return found
-
-
-def checked(exercise: str, **answer: Any) -> Check:
-    """What the learner's own check cell says about an answer."""
-    names: dict[str, Any] = {"lab": lab, "torch": torch, "compiling": compiling}
-    run(cells()["clipped"], names)
-    if not answer:  # the cell as it comes
-        run(cells()[exercise], names)
-    names.update(answer)
-    found = run(cells()[f"{exercise}-check"], names)
-    assert isinstance(found, Check)
-    return found
-
-
-def solution(exercise: str) -> dict[str, Any]:
-    names: dict[str, Any] = {"lab": lab, "torch": torch}
-    run(cells("solved")[exercise], names)
-    return names
+    """The functions and classes of a cell."""
+    return LESSON.defined(cell, math=math, device=torch.device("cpu"), **names)
 
 
 EXERCISES = ["caught_up", "clipped_in_one_graph", "gains", "why_little"]
@@ -142,8 +103,7 @@ def with_minimum(x: torch.Tensor, limit: float) -> torch.Tensor:
 
 @pytest.mark.parametrize("answer", [with_where, with_clamp, with_minimum])
 def test_exercise_2_right(answer: Callable[..., Any]) -> None:
-    found = checked("clipped_in_one_graph", clipped_in_one_graph=answer)
-    assert (found.status, found.points) == ("right", 2), found.message
+    assert_right(checked("clipped_in_one_graph", clipped_in_one_graph=answer), 2)
 
 
 def test_exercise_2_solution() -> None:
@@ -196,18 +156,14 @@ def turned_round(x: torch.Tensor, limit: float) -> torch.Tensor:
     ],
 )
 def test_exercise_2_wrong(answer: Any, most: float, word: str) -> None:
-    found = checked("clipped_in_one_graph", clipped_in_one_graph=answer)
-    assert found.status in ("wrong", "partial", "error")
-    assert found.points <= most
-    assert word in found.message, found.message
+    assert_code(checked("clipped_in_one_graph", clipped_in_one_graph=answer), word, most=most)
 
 
 # ------------------------------------------------------------------------------------------- exercise 3
 
 
 def test_exercise_3_right() -> None:
-    found = checked("gains", gains_most=solution("gains")["gains_most"])
-    assert (found.status, found.points) == ("right", 1)
+    assert_right(checked("gains", gains_most=solution("gains")["gains_most"]), 1)
     written = checked("why_little", why_little=solution("why_little")["why_little"])
     assert (written.status, written.points, written.manual) == ("right", 2, True)
 
@@ -217,9 +173,7 @@ def test_exercise_3_right() -> None:
     [("A", "no time"), ("C", "host"), ("all", "'A', 'B', 'C'"), (["B"], "'A', 'B', 'C'"), (2, "'A', 'B', 'C'")],
 )
 def test_exercise_3_wrong(answer: Any, word: str) -> None:
-    found = checked("gains", gains_most=answer)
-    assert (found.status, found.points) == ("wrong", 0)
-    assert word in found.message
+    assert_wrong(checked("gains", gains_most=answer), word)
 
 
 @pytest.mark.parametrize(
@@ -236,10 +190,8 @@ def test_exercise_3_wrong(answer: Any, word: str) -> None:
     ],
 )  # fmt: skip
 def test_exercise_3_written_answers(answer: Any, most: float, word: str) -> None:
-    found = checked("why_little", why_little=f"{answer} That is what I think of it." if most else answer)
-    assert found.manual and found.status in ("wrong", "partial")
-    assert found.points <= most
-    assert word in found.message, found.message
+    text = f"{answer} That is what I think of it." if most else answer
+    assert_written(checked("why_little", why_little=text), most, word)
 
 
 @pytest.mark.parametrize(
@@ -252,8 +204,7 @@ def test_exercise_3_written_answers(answer: Any, most: float, word: str) -> None
     ],
 )
 def test_exercise_3_takes_other_words_for_it(answer: str) -> None:
-    found = checked("why_little", why_little=answer)
-    assert (found.status, found.points) == ("right", 2), found.message
+    assert_right(checked("why_little", why_little=answer), 2)
 
 
 # ------------------------------------------------------------------------------------------- the lesson's arithmetic

@@ -4,52 +4,18 @@ from __future__ import annotations
 
 import ast
 import math
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lesson_cells import Lesson, assert_code, assert_number, assert_right, assert_written, assert_wrong
 
 import labkit as lab
-from labkit import longcontext, notebooks
-from labkit.checks import Check
+from labkit import longcontext
 
-LESSON = Path(__file__).resolve().parents[1] / "lessons" / "08_long_context.py"
+LESSON = Lesson("08_long_context", longcontext=longcontext, math=math)
+cells, checked, solution = LESSON.cells, LESSON.checked, LESSON.solved
 MiB = 2**20
-
-
-@lru_cache
-def cells(kind: str = "learner") -> dict[str, str]:
-    """Source by cell id, of the notebook that learners get or of the solved one."""
-    master = notebooks.master(LESSON)
-    book = notebooks.learner(master) if kind == "learner" else notebooks.solved(master)
-    return {cell.id: cell.source for cell in book.cells}
-
-
-def run(source: str, names: dict[str, Any]) -> Any:
-    """Run a cell; returns the value of its last expression, as a notebook would show it."""
-    tree = ast.parse(source)
-    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, "<cell>", "exec"), names)
-    return eval(compile(ast.Expression(last.value), "<cell>", "eval"), names) if last else None  # type: ignore[attr-defined]
-
-
-def checked(exercise: str, **answer: Any) -> Check:
-    """What the learner's own check cell says about an answer."""
-    names: dict[str, Any] = {"lab": lab, "torch": torch, "longcontext": longcontext, "math": math}
-    if not answer:  # the cell as it comes
-        run(cells()[exercise], names)
-    names.update(answer)
-    found = run(cells()[f"{exercise}-check"], names)
-    assert isinstance(found, Check)
-    return found
-
-
-def solution(exercise: str) -> Any:
-    names: dict[str, Any] = {"lab": lab, "torch": torch, "math": math}
-    run(cells("solved")[exercise], names)
-    return names[{"why_12": "why_12"}.get(exercise, exercise)]
 
 
 @pytest.mark.parametrize("exercise", ["tokens_read", "packed", "change", "why_12"])
@@ -75,8 +41,7 @@ def test_answers_are_not_in_the_learners_copy() -> None:
 
 
 def test_exercise_1_right() -> None:
-    found = checked("tokens_read", tokens_read=solution("tokens_read"))
-    assert (found.status, found.points) == ("right", 1)
+    assert_right(checked("tokens_read", tokens_read=solution("tokens_read")), 1)
     plan = longcontext.chunks(10_000, 1024, 256)
     assert sum(c.stop - c.start for c in plan) == solution("tokens_read")
 
@@ -99,19 +64,14 @@ def test_exercise_1_right() -> None:
     ],
 )
 def test_exercise_1_wrong(answer: Any, points: float, word: str) -> None:
-    found = checked("tokens_read", tokens_read=answer)
-    assert found.status == ("partial" if points else "wrong")
-    assert found.points == points
-    assert word in found.message, found.message
-    assert "13312" not in found.message
+    assert_number(checked("tokens_read", tokens_read=answer), points, word, "13312")
 
 
 # ------------------------------------------------------------------------------------------- exercise 2
 
 
 def test_exercise_2_right() -> None:
-    found = checked("packed", packed=solution("packed"))
-    assert (found.status, found.points) == ("right", 2), found.message
+    assert_right(checked("packed", packed=solution("packed")), 2)
 
 
 def owner_of(lengths: list[int]) -> torch.Tensor:
@@ -174,23 +134,18 @@ def no_return(lengths: list[int], window: int) -> Any:
     ],
 )
 def test_exercise_2_wrong(answer: Any, below: float, word: str) -> None:
-    found = checked("packed", packed=answer)
-    assert found.status in ("wrong", "partial", "error")
-    assert found.points < below
-    assert word in found.message, found.message
+    assert_code(checked("packed", packed=answer), word, below=below)
 
 
 def test_exercise_2_is_no_function() -> None:
-    found = checked("packed", packed=owner_of([3, 4]))
-    assert (found.status, found.points) == ("wrong", 0)
+    assert_wrong(checked("packed", packed=owner_of([3, 4])))
 
 
 # ------------------------------------------------------------------------------------------- exercise 3
 
 
 def test_exercise_3_right() -> None:
-    found = checked("change", change=solution("change"))
-    assert (found.status, found.points) == ("right", 1)
+    assert_right(checked("change", change=solution("change")), 1)
     written = checked("why_12", why_12=solution("why_12"))
     assert (written.status, written.points, written.manual) == ("right", 2, True)
 
@@ -200,9 +155,7 @@ def test_exercise_3_right() -> None:
     [("window", "256"), ("chunks", "before"), ("sdpa", "'flex'"), (["flex"], "'flex'"), (1, "'flex'")],
 )
 def test_exercise_3_wrong(answer: Any, word: str) -> None:
-    found = checked("change", change=answer)
-    assert (found.status, found.points) == ("wrong", 0)
-    assert word in found.message
+    assert_wrong(checked("change", change=answer), word)
 
 
 @pytest.mark.parametrize(
@@ -233,10 +186,7 @@ def test_exercise_3_wrong(answer: Any, word: str) -> None:
     ],
 )
 def test_exercise_3_written_answers(answer: Any, most: float, word: str) -> None:
-    found = checked("why_12", why_12=answer)
-    assert found.manual and found.status in ("wrong", "partial")
-    assert found.points <= most
-    assert word in found.message, found.message
+    assert_written(checked("why_12", why_12=answer), most, word)
 
 
 @pytest.mark.parametrize(
@@ -247,22 +197,18 @@ def test_exercise_3_written_answers(answer: Any, most: float, word: str) -> None
     ],
 )
 def test_exercise_3_takes_other_words_for_it(answer: str) -> None:
-    found = checked("why_12", why_12=answer)
-    assert (found.status, found.points) == ("right", 2), found.message
+    assert_right(checked("why_12", why_12=answer), 2)
 
 
 # ------------------------------------------------------------------------------------------- the lesson's own code
 
 
 def functions(cell: str, **names: Any) -> dict[str, Any]:
-    """The functions that a cell defines, without what it measures."""
+    """The functions of a cell, and what it imports by name."""
     import torch.nn.functional as F
 
-    found: dict[str, Any] = {"lab": lab, "torch": torch, "math": math, "longcontext": longcontext, "F": F, **names}
-    tree = ast.parse(cells()[cell])
-    keep = [n for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ImportFrom))]
-    exec(compile(ast.Module(keep, []), "<cell>", "exec"), found)
-    return found
+    kinds = (ast.FunctionDef, ast.ImportFrom)
+    return LESSON.defined(cell, keep=lambda node: isinstance(node, kinds), **{"F": F, **names})
 
 
 def test_top_k_of_all_keys_is_full_attention_and_of_few_it_is_not() -> None:

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from ..units import UserError
 from .recorder import Recorder
-from .schemas import DRAWN, INPLACE, MIXING, RANDOM, VIEW, first_tensor, kind_of, returned
+from .schemas import DRAWN, INPLACE, MIXING, RANDOM, VIEW, PredictionError, first_tensor, kind_of, returned
 
 GPU = torch.device("cpu:0")
 HOST = torch.device("cpu")
@@ -32,10 +31,6 @@ REAL_LIMIT = 1 << 18  # bytes of a host tensor up to which it is a real one
 CONVOLUTION = "what cuDNN takes inside a convolution depends on its choice of algorithm and was left out"
 RECURRENT = "what cuDNN takes inside an LSTM (its reserve space) was left out"
 VALUES_READ = "a value that only a run has was read (.item() and the like); the prediction took zero"
-
-
-class PredictionError(UserError):
-    """The prediction cannot go on: an operator has no rule, or the experiment needs values that only a run has."""
 
 
 class _Ghost(torch.Tensor):
@@ -138,15 +133,9 @@ class Ghosts:
                     self._follow_plan(plan, ())
         places = self.returns.get(func)
         if places is None:
-            places = self.returns[func] = self._returned(func)
+            places = self.returns[func] = returned(func)
         outs = [kwargs[name] if name in kwargs else args[position] for position, name in places]
         return outs[0] if len(outs) == 1 else (tuple(outs) if outs else None)
-
-    def _returned(self, func: Any) -> list[tuple[int, str]]:
-        try:
-            return returned(func)
-        except NotImplementedError as error:
-            raise PredictionError(str(error)) from None
 
     def _view(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         base = args[0]
@@ -229,7 +218,7 @@ class Ghosts:
         try:
             with torch.no_grad():
                 spec = _spec(out := func(*metas, **meta_kwargs))
-        except NotImplementedError as error:
+        except NotImplementedError as error:  # what PyTorch raises where an operator has no meta kernel
             raise PredictionError(f"operator {func} has no rule for tensors without data") from error
         except RuntimeError as error:
             if "Meta" in str(error) or "meta" in str(error) or func.name().startswith("aten::_grouped"):

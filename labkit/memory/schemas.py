@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from ..units import UserError
+
 aten = torch.ops.aten
 VIEW, INPLACE, FUNCTIONAL = 0, 1, 2
 RANDOM = {
@@ -28,6 +30,10 @@ MIXING = {
 }  # fmt: skip
 _SHARING = {aten._unsafe_view.default, aten.detach.default, aten.alias.default, aten.lift_fresh.default,
             aten._reshape_alias.default}  # fmt: skip
+
+
+class PredictionError(UserError):
+    """The prediction cannot go on: an operator has no rule, or the experiment needs values that only a run has."""
 
 
 def kind_of(func: Any) -> int:
@@ -58,9 +64,7 @@ def returned(func: Any) -> list[tuple[int, str]]:
                 places.append((position, argument.name))
                 break
         else:
-            raise NotImplementedError(
-                f"operator {func} writes to its arguments and returns something new: no rule for it"
-            )
+            raise PredictionError(f"operator {func} writes to its arguments and returns something new: no rule for it")
     return places
 
 
