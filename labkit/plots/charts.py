@@ -53,12 +53,7 @@ def lines(
                 xs, _gaps(ys), color=colour, label=label, linestyle=DASHES[number % len(DASHES)],
                 marker=MARKERS[number % len(MARKERS)] if len(xs) <= 24 else None, markersize=4,
             )  # fmt: skip
-        for number, (label, place) in enumerate((marks or {}).items()):
-            ax.axvline(place, color=BLACK, linewidth=0.9, linestyle=":")
-            ax.annotate(
-                label, (place, 1.0 - 0.08 * (number % 3)), xycoords=("data", "axes fraction"), xytext=(3, -2),
-                textcoords="offset points", va="top", fontsize=canvas.SMALL, color=BLACK,
-            )  # fmt: skip
+        _rules(ax, marks)
         ax.set_xlabel(x)
         ax.set_ylabel(y)
         _ticks(ax, log, [v for xs, _ in drawn.values() for v in xs])
@@ -159,12 +154,7 @@ def histograms(
                 linestyle=DASHES[number % len(DASHES)], fill=False,
                 label=label + (f" ({canvas.plain(100 * lost / arrays[label].size)} % not finite)" if lost else ""),
             )  # fmt: skip
-        for number, (label, place) in enumerate((marks or {}).items()):
-            ax.axvline(place, color=BLACK, linewidth=0.9, linestyle=":")
-            ax.annotate(
-                label, (place, 1.0 - 0.08 * (number % 3)), xycoords=("data", "axes fraction"), xytext=(3, -2),
-                textcoords="offset points", va="top", fontsize=canvas.SMALL, color=BLACK,
-            )  # fmt: skip
+        _rules(ax, marks)
         ax.set_xlabel(x)
         ax.set_ylabel("share of the values (%)")
         ax.set_ylim(bottom=0)
@@ -178,6 +168,16 @@ def histograms(
     ]
     canvas.describe(ax, f"{title} ({source}): share of the values by {x}. {'; '.join(said)}.")
     return ax
+
+
+def _rules(ax: Axes, marks: Mapping[str, float] | None) -> None:
+    """Dotted vertical rules with their names, in three rows so that neighbours keep apart."""
+    for number, (label, place) in enumerate((marks or {}).items()):
+        ax.axvline(place, color=BLACK, linewidth=0.9, linestyle=":")
+        ax.annotate(
+            label, (place, 1.0 - 0.08 * (number % 3)), xycoords=("data", "axes fraction"), xytext=(3, -2),
+            textcoords="offset points", va="top", fontsize=canvas.SMALL, color=BLACK,
+        )  # fmt: skip
 
 
 def _check_log(log: str) -> None:
