@@ -203,6 +203,18 @@ def test_exercise_3_wrong(answer: Any, word: str) -> None:
             1.5,
             "C",
         ),
+        (
+            "B overflows in forward because the loss scale is too high, so lower the scale to 2**8. C has activations "
+            "of small variance, so use bf16 there.",
+            1.5,
+            "scale",
+        ),
+        (
+            "B overflows since the gradients are too large, switch to bf16 there. In C the input of the LayerNorm is "
+            "damaged by fp16, so a larger scale is needed there.",
+            1.5,
+            "activation",
+        ),
         ("I do not know what the monitors mean here but the scale should be larger in all of them, I think.", 0.5, ""),
         (42, 0, "text"),
     ],
@@ -218,6 +230,10 @@ def test_exercise_3_written_answers(answer: Any, most: float, word: str) -> None
         "hence AMP is not guilty; the embeddings are initialised too small.",
         "In run B something becomes infinite in forward, before the loss; disabling autocast for this module helps. In "
         "run C the standard deviation is far below eps, whatever the precision.",
+        "In B inf is made in the forward pass by the MLP: take fp32 there; a lower scale does not help. C isn't an "
+        "AMP issue at all, since single precision gives the same: the embeddings are too small.",
+        "B explodes in the forward pass, beyond what fp16 can hold, so use bf16. In C fp32 shows the same, so it is "
+        "not a matter of precision: the variance lies under eps.",
         "The activation of B exceeds 65504: keep that MLP in full precision. For C, fp32 gives the same number, no "
         "precision cures it, the input to LayerNorm is tiny.",
     ],
