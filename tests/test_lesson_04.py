@@ -224,7 +224,6 @@ def test_run_a_of_exercise_3_is_cured_by_8_bit_states_and_dies_without() -> None
 
 @pytest.mark.slow
 def test_run_b_of_exercise_3_dies_in_forward_with_either_optimizer() -> None:
-    pytest.importorskip("peft")
     train = functions("lora", lesson_names())["adapters"]
     sizes = {"weights": "16 bits", "batch": 8, "seq": 1024, "nearest": False, "trace": False, "card": "h200"}
     for name in ("AdamW", "AdamW8bit"):
@@ -276,7 +275,6 @@ def test_calibrated_rounding_beats_rounding_to_the_nearest() -> None:
 
 
 def test_rounding_in_training_helps_at_two_bits_only() -> None:
-    pytest.importorskip("torchao")
     names: dict[str, Any] = {"lab": lab, "torch": torch}
     tree = ast.parse(cells()["qat"])
     stop = next(i for i, n in enumerate(tree.body) if isinstance(n, ast.Assign) and n.targets[0].id == "with_all_bits")  # type: ignore[attr-defined]

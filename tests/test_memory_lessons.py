@@ -107,7 +107,6 @@ def test_each_stream_has_memory_of_its_own():
 @pytest.mark.slow
 @pytest.mark.parametrize("gradients", [False, True])
 def test_an_optimizer_on_the_host_takes_states_off_the_card(gradients):
-    pytest.importorskip("torchao")
 
     def build(device, away):
         model, x = linears(device), torch.randn(4, 1024, device=device)
@@ -139,7 +138,7 @@ def test_an_optimizer_on_the_host_takes_states_off_the_card(gradients):
 
 @pytest.mark.slow
 def test_paged_states_do_not_count_and_the_report_says_so(recwarn):
-    bitsandbytes = pytest.importorskip("bitsandbytes")
+    import bitsandbytes
 
     def build(device, name):
         model, x = linears(device), torch.randn(4, 1024, device=device)
@@ -160,7 +159,8 @@ def test_paged_states_do_not_count_and_the_report_says_so(recwarn):
 
 @pytest.mark.slow
 def test_quantised_layers_hold_their_bits_and_can_be_trained_through():
-    bitsandbytes = pytest.importorskip("bitsandbytes")
+    import bitsandbytes
+
     width = 1024
 
     def build(device, bits):

@@ -22,7 +22,8 @@ def model() -> Any:
 
 def stepped_state_bytes(sizes: list[int]) -> int:
     """Bytes that AdamW8bit really keeps after one step over tensors of these sizes."""
-    bnb = pytest.importorskip("bitsandbytes")
+    import bitsandbytes as bnb
+
     tensors = [torch.nn.Parameter(torch.randn(n)) for n in sizes]
     optimizer = bnb.optim.AdamW8bit(tensors)
     for tensor in tensors:
@@ -57,7 +58,6 @@ def test_states_of_gpt2_by_part() -> None:
 def test_quantised_blocks_take_the_counted_bytes_and_compute_nearly_the_same(
     model: Any, scheme: str, most: float
 ) -> None:
-    pytest.importorskip("bitsandbytes")
     tokens = torch.randint(0, 500, (2, 32), generator=torch.Generator().manual_seed(0))
     expected = quantising.weight_bytes(model, scheme)
     quantised = quantising.quantise_blocks(copy.deepcopy(model), scheme)
@@ -72,7 +72,6 @@ def test_quantised_blocks_take_the_counted_bytes_and_compute_nearly_the_same(
 @pytest.mark.parametrize("scheme", ["int8", "nf4"])
 def test_it_is_what_transformers_loads(model: Any, scheme: str, tmp_path: Any) -> None:
     """Same classes at the same places, same bytes, same results as ``from_pretrained(quantization_config=...)``."""
-    pytest.importorskip("bitsandbytes")
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     how = {"load_in_8bit": True} if scheme == "int8" else {
@@ -106,7 +105,6 @@ def test_weights_by_scheme(model: Any) -> None:
 
 
 def test_a_model_of_linear_layers_is_quantised_too() -> None:
-    pytest.importorskip("bitsandbytes")
     blocks = torch.nn.ModuleList([torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.GELU())])
     model = torch.nn.Module()
     model.blocks, model.head = blocks, torch.nn.Linear(32, 8)
@@ -116,7 +114,6 @@ def test_a_model_of_linear_layers_is_quantised_too() -> None:
 
 
 def test_adapters_train_beside_quantised_blocks(model: Any) -> None:
-    pytest.importorskip("bitsandbytes")
     peft = pytest.importorskip("peft")
     frozen = quantising.quantise_blocks(copy.deepcopy(model), "nf4")
     tuned = peft.get_peft_model(frozen, peft.LoraConfig(r=4, target_modules=["c_attn"])).train()
