@@ -205,3 +205,21 @@ def test_the_check_on_cuda_needs_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match="needs a GPU"):
         memory.predict(Recipe.of(batch=1, seq=32).experiment(), on_fake_cuda=True)
+
+
+def test_a_tensor_of_pythons_values_lands_where_it_would_on_a_card():
+    places = []
+
+    def experiment(device):
+        places.append(torch.tensor([1.0]).device.index)
+        with torch.device("cpu"):  # a context without an index: PyTorch makes a tensor to find out which it is
+            places.append(torch.tensor([1.0]).device.index)
+        with device:
+            places.append(torch.tensor([1.0]).device.index)
+        places.append(torch.tensor([1.0], device=device).device.index)
+        model = lab.models.gpt2("gpt2", n_layer=1).to(device)  # built on the host, then moved
+        tokens = torch.zeros(1, 8, dtype=torch.long, device=device)
+        return lambda: model(input_ids=tokens).logits.sum()
+
+    report = lab.measure(experiment, repeats=0, trace=False)
+    assert report.ok and places == [None, None, 0, 0]

@@ -288,9 +288,23 @@ def _redirect(stack: ExitStack, ghosts: Ghosts) -> None:
 
         return layer
 
+    asking = False
+
+    def ambient() -> torch.device:
+        """The device that constructors take when none is named. PyTorch makes a tensor to find out, and that one shall
+        be real."""
+        nonlocal asking
+        if asking:
+            return torch.device("cpu")
+        asking = True
+        try:
+            return torch.get_default_device()
+        finally:
+            asking = False
+
     def made(data: Any, *, device: Any = None, requires_grad: bool = False, **how: Any) -> torch.Tensor:
         """PyTorch makes a tensor of Python's values on the host and moves it without asking anyone."""
-        place = torch.get_default_device() if device is None else torch.device(device)
+        place = ambient() if device is None else torch.device(device)
         if place != ghosts.gpu and place.type != "cuda":
             return tensor(data, device=device, requires_grad=requires_grad, **how)
         out = tensor(data, device="cpu", **how).to(ghosts.gpu)
