@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import labkit as lab
 from labkit import memory
 from labkit.recipes import Recipe
 from labkit.units import GiB, MiB, UserError
