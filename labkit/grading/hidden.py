@@ -1,0 +1,161 @@
+"""Hidden tests: what an instructor writes for an exercise whose answer is code.
+
+A file ``instructor/hidden/NN_name.py`` holds one class for each code exercise of the lesson::
+
+    from labkit.grading import hidden
+
+    class LargestBatch(hidden.Exercise):
+        name = "largest_batch"
+
+        def cases(self, random):
+            for _ in range(3):
+                mib = random.randint(100, 400)
+                yield hidden.case({"mib": mib, "budget_mib": 4096}, because="Does your bisection stop early?")
+
+        @staticmethod
+        def probe(lesson, given):
+            tried = []
+            ...
+            return {"found": lesson["largest_batch"](experiment, budget), "tried": tried}
+
+        def judge(self, given, result):
+            return True if result["found"] == right(given) else "a larger batch still fits."
+
+``cases`` makes the inputs, from a `random.Random` whose seed is kept in the result. ``probe`` runs inside the sandbox,
+where the learner's cells have run: ``lesson`` is their namespace. Only the source of ``probe`` goes there, so it sees no
+name of this file: it imports what it needs, and what it knows of the case is in ``given``. It returns plain data
+(numbers, text, lists, dicts, small tensors or arrays). ``judge`` runs outside, on that data alone: the expected value
+never enters the sandbox. A sentence that it returns is shown to the student: it must not give the answer away.
+
+Numbers, choices and written answers need no class: the lesson's own check cell scores them, in a process that the
+learner's code never runs in.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import random as randomness
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..units import UserError
+from .outcomes import ExerciseResult
+
+
+@dataclass(frozen=True)
+class Case:
+    """One hidden input (plain JSON data), its weight among the others, and what to say when it fails."""
+
+    given: Any
+    worth: float = 1.0
+    because: str = ""
+
+
+def case(given: Any, *, worth: float = 1.0, because: str = "") -> Case:
+    """One hidden input for `Exercise.cases`: `because` is added to what is wrong when it fails."""
+    return Case(given, worth, because)
+
+
+class Exercise:
+    """The hidden test of one code exercise; see the module's text. ``seconds`` is the time that one case may take."""
+
+    name = ""
+    seconds = 20.0
+
+    def cases(self, random: randomness.Random) -> Iterable[Case]:
+        """The inputs, made from `random`."""
+        raise NotImplementedError(f"{type(self).__name__} has no cases")
+
+    @staticmethod
+    def probe(lesson: dict[str, Any], given: Any) -> Any:
+        """Run the learner's code on `given` and return plain data. Runs inside the sandbox, from its source alone."""
+        raise NotImplementedError("a hidden test has no probe")
+
+    def judge(self, given: Any, result: Any) -> bool | str:
+        """True when `result`, what `probe` returned, is right for `given`; else a sentence that says what is wrong."""
+        raise NotImplementedError(f"{type(self).__name__} has no judge")
+
+
+def load(file: Path) -> dict[str, Exercise]:
+    """The hidden tests in one file, by the exercise's name. Raises `UserError` naming what is wrong with the file."""
+    specification = importlib.util.spec_from_file_location(f"_hidden_{file.stem}", file)
+    if specification is None or specification.loader is None:
+        raise UserError(f"{file} is no Python file")
+    module = importlib.util.module_from_spec(specification)
+    try:
+        specification.loader.exec_module(module)
+    except FileNotFoundError as error:
+        raise UserError(f"no hidden tests: {file}") from error
+    except Exception as error:
+        raise UserError(f"{file.name} cannot be imported: {type(error).__name__}: {error}") from error
+    found: dict[str, Exercise] = {}
+    for kind in vars(module).values():
+        if isinstance(kind, type) and issubclass(kind, Exercise) and kind.__module__ == module.__name__ and kind.name:
+            if kind.name in found:
+                raise UserError(f"{file.name}: two classes are named {kind.name!r}")
+            probe_source(kind)
+            found[kind.name] = kind()
+    return found
+
+
+def probe_source(kind: type[Exercise]) -> str:
+    """The source of a class's probe as a function of its own: all of the class that enters the sandbox.
+
+    Raises `UserError` when the source cannot be had, or names what only exists in the file around it.
+    """
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kind.probe)))
+    except (OSError, TypeError, SyntaxError) as error:
+        raise UserError(f"the source of {kind.__name__}.probe cannot be read: {error}") from error
+    function = tree.body[0]
+    if not isinstance(function, ast.FunctionDef) or len(function.args.args) != 2:
+        raise UserError(f"{kind.__name__}.probe must be a function of (lesson, given)")
+    function.decorator_list = []
+    outside = set(kind.probe.__code__.co_names) & set(kind.probe.__globals__)
+    strangers = sorted(name for name in outside if _loads_global(function, name))
+    if strangers:
+        raise UserError(f"{kind.__name__}.probe names {', '.join(strangers)}: only its own source enters the sandbox")
+    return ast.unparse(function)
+
+
+def _loads_global(function: ast.FunctionDef, name: str) -> bool:
+    """Whether `name` is used in a function that neither binds nor imports it."""
+    bound = {
+        a.arg for node in ast.walk(function) if isinstance(node, ast.arguments) for a in node.args + node.kwonlyargs
+    }
+    bound |= {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+    bound |= {n.name for n in ast.walk(function) if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+    for node in ast.walk(function):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            bound |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+    loaded = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    return name in loaded - bound
+
+
+def try_answer(
+    lesson: str,
+    exercise: str,
+    source: str,
+    *,
+    hidden: Path | None = None,
+    seed: int = 0,
+) -> ExerciseResult:
+    """Score `source`, the text of an answer cell, without a sandbox: for answers that you wrote yourself.
+
+    `lesson` is a lesson's name or number. The first call for a lesson starts two processes (what the answers run in,
+    what judges them), later calls only fork: call `labkit.grading.session.close_all` when done.
+    """
+    from . import session
+
+    return session.trial(lesson, hidden).exercise(exercise, source, seed=seed)
+
+
+def share(cases: Sequence[Case], right: Sequence[bool]) -> float:
+    """The weight of the cases that are right, from 0 to 1."""
+    total = sum(c.worth for c in cases)
+    return sum(c.worth for c, good in zip(cases, right, strict=True) if good) / total if total else 0.0
