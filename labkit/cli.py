@@ -203,6 +203,27 @@ def predict(
     predicting.one(fields, card=card, budget=budget, as_json=as_json)
 
 
+@app.command()
+def submit(
+    lesson: Annotated[str, typer.Argument(help="A name or a number, such as 01, or the path of your notebook.")],
+    out: Annotated[
+        Path | None, typer.Option(help="A folder, or a file called ….labkit.zip; the working directory by default.")
+    ] = None,
+    student: Annotated[str, typer.Option(help="Your name, or what your instructor tells you to put here.")] = "",
+    anyway: Annotated[bool, typer.Option("--anyway", help="Hand in a notebook that has problems as it is.")] = False,
+) -> None:
+    """One file to hand in: the notebook, its ledger rows and the versions, looked over before it is written.
+
+    Example: labkit submit 01 --student "Ada Lovelace"
+    """
+    from . import submitting
+    from .units import show_bytes
+
+    path, bundle, look = submitting.submit(lesson, out=out, student=student, anyway=anyway)
+    size = show_bytes(path.stat().st_size)
+    print(f"{bundle.lesson}\n{look.text()}\n  {'written':9s} {path} ({size}): notebook, {len(bundle.rows)} ledger rows")
+
+
 if __name__ == "__main__":
     with contextlib.suppress(BrokenPipeError):
         main()
