@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from . import executing, guesses, summary, verdicts
+from .pages import page, rich, safe, table
 from .progress import clock, label
 from .results import Ledger, Report
 from .runs import Run, State, sound
 from .show import number
-from .stylesheet import CSS
 from .units import UserError, show_bytes, show_seconds
 
 _IMG = re.compile(r'<img\b[^>]*\bsrc="data:image/png;base64,([^"]+)"[^>]*>')
 _ALT = re.compile(r'\balt="([^"]*)"')
-_EMPTY = " class=empty"
 _SIGNS = {"done": "✓ done", "kept": "✓ done", "failed": "✗ failed", "running": "… interrupted", "pending": "○ not run"}
 _STATUS = {"done": "good", "failed": "bad", "running": "half", "pending": "plain"}
 
@@ -42,12 +41,12 @@ def write(folder: Path | str) -> Path:
     notices += [
         f"{s.lesson}: rows that cannot be read and are left out: {s.unreadable}" for s in found.values() if s.unreadable
     ]
-    page = folder / "report.html"
+    target = folder / "report.html"
     try:
-        executing.write_text(page, _page(folder, run, found, notices))
+        executing.write_text(target, _page(folder, run, found, notices))
     except OSError as error:
-        raise UserError(f"cannot write {page}: {error.strerror or error}") from error
-    return page
+        raise UserError(f"cannot write {target}: {error.strerror or error}") from error
+    return target
 
 
 def figures(notebook: Path) -> list[tuple[str, str, str, int | None]]:
@@ -58,11 +57,11 @@ def figures(notebook: Path) -> list[tuple[str, str, str, int | None]]:
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             known = output.get("metadata", {}).get("image/png", {})
-            png, page = _text(data.get("image/png")), _text(data.get("text/html"))
+            png, markup = _text(data.get("image/png")), _text(data.get("text/html"))
             if png:
                 images = [(png, str(known.get("alt", "")))]
             else:
-                tags = _IMG.finditer(page)
+                tags = _IMG.finditer(markup)
                 images = [(t[1], html.unescape(a[1]) if (a := _ALT.search(t[0])) else "") for t in tags]
             for image, alt in images:
                 found.append(("".join(image.split()), alt, cell.get("id", ""), known.get("width")))
@@ -82,20 +81,13 @@ def _page(folder: Path, run: Run | None, found: dict[str, summary.Summary], noti
         _measurements(found),
         _checklist(found),
     ]
-    links = [(i, t) for i, t, body in parts[1:] if body]
-    nav = "".join(f'<a href="#{i}">{t}</a>' for i, t in links)
-    body = "".join(f'<section id="{i}"><h2>{t}</h2>{b}</section>' for i, t, b in parts[1:] if b)
-    notes = "".join(f"<p>{_safe(n)}</p>" for n in notices)
+    notes = "".join(f"<p>{safe(n)}</p>" for n in notices)
     ended = run.finished if run and run.finished else None
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{_safe(name)}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
-        f"style-src 'unsafe-inline'\"><style>{CSS}</style></head><body>"
-        f"<header><p class=kicker>Course run {_safe(name)}</p>{parts[0][2]}<nav>{nav}</nav></header><main>{body}</main>"
-        f"<footer>{notes}<p>{'Finished ' + ended if ended else 'Not finished'}. Every row behind this page: "
-        f"<code>ledger.jsonl</code> beside it.</p></footer></body></html>\n"
+    foot = (
+        f"{notes}<p>{'Finished ' + ended if ended else 'Not finished'}. Every row behind this page: "
+        "<code>ledger.jsonl</code> beside it.</p>"
     )
+    return page(name, f"Course run {name}", parts[0][2], parts[1:], foot)
 
 
 def _head(run: Run | None, found: dict[str, summary.Summary]) -> tuple[str, str, str]:
@@ -123,8 +115,8 @@ def _head(run: Run | None, found: dict[str, summary.Summary]) -> tuple[str, str,
     facts.append(("labkit", versions.get("labkit") or (run.labkit if run else "–")))
     if run:
         facts.append(("Started", run.started.replace("T", " ").rstrip("Z") + " UTC"))
-    cells = "".join(f"<div><dt>{_safe(k)}</dt><dd>{_safe(v)}</dd></div>" for k, v in facts)
-    return "machine", "Machine", f"<h1>{_safe(title)}</h1><dl class=facts>{cells}</dl>"
+    cells = "".join(f"<div><dt>{safe(k)}</dt><dd>{safe(v)}</dd></div>" for k, v in facts)
+    return "machine", "Machine", f"<h1>{safe(title)}</h1><dl class=facts>{cells}</dl>"
 
 
 def _lessons(states: Sequence[State], found: dict[str, summary.Summary]) -> tuple[str, str, str]:
@@ -135,14 +127,14 @@ def _lessons(states: Sequence[State], found: dict[str, summary.Summary]) -> tupl
         off = score.median_error if score and score.guessed else None
         rows.append(
             (
-                f"<b>{_safe(state.name[:2])}</b> {_safe(state.title)}",
-                _safe(_SIGNS.get(state.status, state.status)),
+                f"<b>{safe(state.name[:2])}</b> {safe(state.title)}",
+                safe(_SIGNS.get(state.status, state.status)),
                 clock(state.seconds) or "–",
-                _safe(one.peak_text() if one else "–"),
-                _safe(str(score) if score else "–"),
+                safe(one.peak_text() if one else "–"),
+                safe(str(score) if score else "–"),
                 f"{100 * off:.0f} %" if off is not None and math.isfinite(off) else "–",
-                _safe(one.points_text() if one else "–"),
-                _safe(one.claims_text() if one else "–"),
+                safe(one.points_text() if one else "–"),
+                safe(one.claims_text() if one else "–"),
             )
         )
         tones.append(_STATUS.get(state.status, "plain"))
@@ -150,7 +142,7 @@ def _lessons(states: Sequence[State], found: dict[str, summary.Summary]) -> tupl
     done = sum(s.status == "done" for s in states)
     seconds = sum(s.seconds or 0 for s in states)
     line = f"{done} of {len(states)} lessons done" + (f" in {clock(seconds)}" if seconds else "")
-    return "lessons", "Lessons", f"<p>{line}.</p>" + _table(head, rows, tones)
+    return "lessons", "Lessons", f"<p>{line}.</p>" + table(head, rows, tones)
 
 
 def _failed(states: Sequence[State]) -> tuple[str, str, str]:
@@ -158,11 +150,11 @@ def _failed(states: Sequence[State]) -> tuple[str, str, str]:
     for state in states:
         if state.status == "failed":
             more = (
-                f"<details><summary>Traceback</summary><pre>{_safe(state.traceback)}</pre></details>"
+                f"<details><summary>Traceback</summary><pre>{safe(state.traceback)}</pre></details>"
                 if state.traceback
                 else ""
             )
-            blocks.append(f"<div class=failure><b>{_safe(label(state.name))}</b>, {_safe(state.where())}{more}</div>")
+            blocks.append(f"<div class=failure><b>{safe(label(state.name))}</b>, {safe(state.where())}{more}</div>")
     return "failed", "Failed", "".join(blocks)
 
 
@@ -170,13 +162,13 @@ def _claims(found: dict[str, summary.Summary]) -> tuple[str, str, str]:
     rows, tones = [], []
     for name, one in found.items():
         for claim in one.claims:
-            text, said_by, measured, verdict, scope = (_rich(c) for c in claim.cells())
-            rows.append((f"<b>{_safe(name[:2])}</b>", text, said_by, measured, verdict, scope))
+            text, said_by, measured, verdict, scope = (rich(c) for c in claim.cells())
+            rows.append((f"<b>{safe(name[:2])}</b>", text, said_by, measured, verdict, scope))
             tones.append(claim.tone())
     total = verdicts.summary(c.outcome for s in found.values() for c in s.claims)
-    body = f"<p>What the field says, and what this run found: {_safe(total)}.</p>"
+    body = f"<p>What the field says, and what this run found: {safe(total)}.</p>"
     head = ("", "Claim", "Said by", "Found here", "Verdict", "For")
-    return "claims", "Claims", body + _table(head, rows, tones) if rows else ""
+    return "claims", "Claims", body + table(head, rows, tones) if rows else ""
 
 
 def _guesses(found: dict[str, summary.Summary]) -> tuple[str, str, str]:
@@ -191,7 +183,7 @@ def _guesses(found: dict[str, summary.Summary]) -> tuple[str, str, str]:
         if a.error is not None and isinstance(a.measured, (bool, str)):
             off = "right" if a.good else "wrong"
         cells = (number(a.guess, a.unit), number(a.formula, a.unit), number(a.measured, a.unit), source, off)
-        rows.append((f"<b>{_safe(name[:2])}</b>", _rich(a.question or a.name), *map(_safe, cells), _strip(a)))
+        rows.append((f"<b>{safe(name[:2])}</b>", rich(a.question or a.name), *map(safe, cells), _strip(a)))
         tones.append("plain" if not a.scored else "good" if a.good else "bad")
     head = (
         "",
@@ -207,7 +199,7 @@ def _guesses(found: dict[str, summary.Summary]) -> tuple[str, str, str]:
         '<p class=key><span class="dot guess"></span> guess <span class="dot formula"></span> formula; the line in the'
         " middle is what came out, the band around it 20 %, the edges a tenth and ten times.</p>"
     )
-    return "guesses", "Guesses", f"<p>{_safe(score.sentence())}</p>{key}{_table(head, rows, tones)}"
+    return "guesses", "Guesses", f"<p>{safe(score.sentence())}</p>{key}{table(head, rows, tones)}"
 
 
 def _strip(answer: guesses.Answer) -> str:
@@ -234,11 +226,11 @@ def _pictures(folder: Path, states: Sequence[State]) -> tuple[str, str, str]:
         cells = "".join(
             f'<figure><img src="data:image/png;base64,{data}" alt="{html.escape(alt, quote=True)}"'
             f"{f' width={int(width)}' if width else ''}>"
-            f"<figcaption>{_safe(alt or 'no description')}</figcaption></figure>"
+            f"<figcaption>{safe(alt or 'no description')}</figcaption></figure>"
             for data, alt, _, width in images
         )
         blocks.append(
-            f'<h3 id="figures-{_safe(state.name)}">{_safe(label(state.name))}</h3><div class=gallery>{cells}</div>'
+            f'<h3 id="figures-{safe(state.name)}">{safe(label(state.name))}</h3><div class=gallery>{cells}</div>'
         )
     return "figures", "Figures", "".join(blocks)
 
@@ -248,11 +240,11 @@ def _measurements(found: dict[str, summary.Summary]) -> tuple[str, str, str]:
     head = ("Experiment", "Outcome", "Allocated", "Reserved", "Step", "Tokens/s", "Source", "Card")
     for name, one in found.items():
         if one.reports:
-            body = _table(
+            body = table(
                 head, [_report_row(r) for r in one.reports], ["bad" if not r.ok else "good" for r in one.reports]
             )
             count = f"{len(one.reports)} experiment{'s' if len(one.reports) > 1 else ''}"
-            blocks.append(f"<details><summary>{_safe(label(name))}: {count}</summary>{body}</details>")
+            blocks.append(f"<details><summary>{safe(label(name))}: {count}</summary>{body}</details>")
     return "measurements", "Measurements", "".join(blocks)
 
 
@@ -264,41 +256,20 @@ def _report_row(report: Report) -> tuple[str, ...]:
     outcome = f"out of memory in {failure.phase}" if failure else report.status
     rate = report.tokens_per_second
     return (
-        f"{_safe(report.name)}<br><small>{_safe(sizes)}</small>" if sizes else _safe(report.name),
-        _safe(outcome + (f", wanted {show_bytes(failure.wanted_bytes)}" if failure else "")),
+        f"{safe(report.name)}<br><small>{safe(sizes)}</small>" if sizes else safe(report.name),
+        safe(outcome + (f", wanted {show_bytes(failure.wanted_bytes)}" if failure else "")),
         show_bytes(report.peak_bytes),
         show_bytes(steady.reserved_bytes if steady and report.ok else None),
         show_seconds(report.timing.median_seconds if report.timing else None),
         f"{rate:,.0f}" if rate else "–",
-        _safe(report.source),
-        _safe(report.card),
+        safe(report.source),
+        safe(report.card),
     )
 
 
 def _checklist(found: dict[str, summary.Summary]) -> tuple[str, str, str]:
-    items = "".join(f"<li>{_rich(s.checklist)}</li>" for s in found.values() if s.checklist)
+    items = "".join(f"<li>{rich(s.checklist)}</li>" for s in found.values() if s.checklist)
     return "checklist", "Checklist", f"<ol>{items}</ol>" if items else ""
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], tones: Sequence[str]) -> str:
-    """A table of cells that are HTML already; on a narrow screen each row becomes a card with its labels."""
-    heads = "".join(f"<th>{h}</th>" for h in head)
-    lines = []
-    for row, tone in zip(rows, tones, strict=True):
-        cells = "".join(
-            f'<td data-label="{html.escape(h)}"{_EMPTY if c in ("", "–") else ""}><span>{c}</span></td>'
-            for h, c in zip(head, row, strict=True)
-        )
-        lines.append(f"<tr class={tone}>{cells}</tr>")
-    return f"<div class=wide><table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
-
-
-def _safe(text: Any) -> str:
-    return html.escape(str(text), quote=False)
-
-
-def _rich(text: str) -> str:
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", _safe(text))
 
 
 def _text(value: Any) -> str:
