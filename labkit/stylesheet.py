@@ -22,7 +22,7 @@ th{text-align:left;font-weight:600;color:var(--soft);font-size:.88em;vertical-al
 th,td{padding:6px 12px 6px 0;border-bottom:1px solid var(--line)}
 td{vertical-align:top;font-variant-numeric:tabular-nums}
 td[data-label="Off by"],td[data-label="Source"],td[data-label="Guess"],td[data-label="Formula"],td[data-label="For"],
-td[data-label="Status"]{white-space:nowrap}
+td[data-label="Status"],td[data-label="Points"]{white-space:nowrap}
 td:first-child,th:first-child{padding-left:10px}
 tr.good td:first-child{box-shadow:inset 4px 0 var(--good)}
 tr.bad td:first-child{box-shadow:inset 4px 0 var(--bad)}
