@@ -22,10 +22,11 @@ A file ``instructor/hidden/NN_name.py`` holds one class for each code exercise o
             return True if result["found"] == right(given) else "a larger batch still fits."
 
 ``cases`` makes the inputs, from a `random.Random` whose seed is kept in the result. ``probe`` runs inside the sandbox,
-where the learner's cells have run: ``lesson`` is their namespace. Only the source of ``probe`` goes there, so it sees no
-name of this file: it imports what it needs, and what it knows of the case is in ``given``. It returns plain data
-(numbers, text, lists, dicts, small tensors or arrays). ``judge`` runs outside, on that data alone: the expected value
-never enters the sandbox. A sentence that it returns is shown to the student: it must not give the answer away.
+where the learner's cells have run: ``lesson`` is their namespace, with the given cells that the answer and the probe
+need. Only the source of ``probe`` goes there, so it sees no name of this file: it imports what it needs, and what it
+knows of the case is in ``given``. It returns plain data (numbers, inf and nan among them, text, lists, dicts, small
+tensors or arrays); what it raises counts against the answer. ``judge`` runs outside, on that data alone: the expected
+value never enters the sandbox. A sentence that it returns is shown to the student: it must not give the answer away.
 
 Numbers, choices and written answers need no class: the lesson's own check cell scores them, in a process that the
 learner's code never runs in.

@@ -1,0 +1,140 @@
+"""The grader's end of a sandbox: sends one exercise at a time, listens with deadlines, and puts together what came."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from . import wire
+from .inside import PRELUDE_SECONDS
+
+START_SECONDS = 180.0
+GRACE = 10.0  # seconds that a process has to stop by itself when its time is up
+MOST_BYTES = 32 * 2**20  # of one exercise's answers
+MOST_LINES = 20_000
+
+
+@dataclass
+class Outcome:
+    """What running one exercise gave.
+
+    ``ending``: ``done``, ``timeout`` (ended from outside), ``crashed`` (it died), ``flooded`` (it said too much).
+    ``values`` are the messages with the answer's value or each case's result, in order.
+    """
+
+    ending: str = "done"
+    values: list[dict[str, Any]] = field(default_factory=list)
+    tampered: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    started: bool = False  # the given cells are through, the answer's own cell began
+    reason: str = ""
+    seconds: float = 0.0
+
+
+class Runner:
+    """Runs exercises in processes that `launch` starts: one that lives on and forks, started again when it had to be
+    ended. ``setup`` is what `inside.restrict` and the imports need."""
+
+    def __init__(self, launch: Callable[[], wire.Process], setup: dict[str, Any]):
+        self._launch, self._setup = launch, setup
+        self._process: wire.Process | None = None
+
+    def run(self, request: dict[str, Any]) -> Outcome:
+        """Run one exercise. Raises `wire.Gone` when the process cannot be started at all."""
+        token = secrets.token_hex(16)
+        outcome = Outcome()
+        process = self._ready()
+        began = time.monotonic()
+        process.send({**request, "token": token})
+        try:
+            self._listen(process, token, request, outcome)
+        except wire.Late:
+            outcome.ending, outcome.reason = "timeout", f"not done after {request['seconds']:g} s"
+        except wire.Gone:
+            outcome.ending, outcome.reason = "crashed", self.reason()
+        except wire.TooMuch:
+            outcome.ending, outcome.reason = "flooded", "sends more than an answer can be"
+        if outcome.ending != "done":
+            self.close()
+        outcome.seconds = time.monotonic() - began
+        return outcome
+
+    def reason(self) -> str:
+        """Why the process is gone, as far as it can be told; a sandbox that keeps watch says more."""
+        watch = getattr(self._process, "ended", "") if self._process else ""
+        return watch or "its process died"
+
+    def _listen(self, process: wire.Process, token: str, request: dict[str, Any], outcome: Outcome) -> None:
+        bytes_left, lines_left = MOST_BYTES, MOST_LINES
+        deadline = time.monotonic() + PRELUDE_SECONDS + GRACE
+        ended = False
+        while True:
+            message = process.receive(deadline, cap=bytes_left)
+            bytes_left -= len(str(message))
+            lines_left -= 1
+            if bytes_left < 0 or lines_left < 0:
+                raise wire.TooMuch
+            if message.get("token") != token:
+                continue
+            kind = message.get("kind")
+            if kind in ("started", "case"):
+                outcome.started = True
+                deadline = time.monotonic() + request["seconds"] + GRACE
+            elif kind == "tampered":
+                outcome.tampered.append(str(message.get("text"))[:200])
+            elif kind == "note":
+                outcome.notes.append(str(message.get("text"))[:200])
+            elif kind == "end":
+                ended = True
+            elif kind == "exit":
+                if not ended and not any(m["kind"] == "failed" for m in outcome.values):
+                    outcome.ending = "crashed"
+                    outcome.reason = _signal(message.get("signal"))
+                return
+            else:
+                outcome.values.append(message)
+
+    def _ready(self) -> wire.Process:
+        if self._process is None or not self._process.alive:
+            self.close()
+            token = secrets.token_hex(16)
+            self._process = self._launch()
+            self._process.send({**self._setup, "token": token})
+            try:
+                while self._process.receive(time.monotonic() + START_SECONDS).get("token") != token:
+                    pass
+            except (wire.Late, wire.Gone, wire.TooMuch) as error:
+                said = self._process.said()
+                self.close()
+                raise wire.Gone(f"the answers' process does not start: {said or type(error).__name__}") from error
+        return self._process
+
+    def close(self) -> None:
+        """End the process and everything that it started."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+
+def plain_launch(folder: Path) -> Callable[[], wire.Process]:
+    """Starts processes without a sandbox, with the working directory `folder`: for answers that one trusts."""
+
+    def launch() -> wire.Process:
+        package = Path(__file__).resolve().parents[2]
+        environment = {**os.environ, "LABKIT_RUN": str(folder / "run"), "OMP_NUM_THREADS": "2"}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH")]))
+        return wire.Process([sys.executable, "-m", "labkit.grading.inside"], environment, str(folder))
+
+    return launch
+
+
+def _signal(number: Any) -> str:
+    if number == 9:
+        return "its process was killed (out of memory, or by itself)"
+    return f"its process died (signal {number})" if number else "it ended its own process"

@@ -1,0 +1,317 @@
+"""One lesson being graded: the trusted process that knows the answers, and exercises scored by it.
+
+The learner's code runs elsewhere (`runner`); what crosses over is plain data.
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import contextlib
+import dataclasses
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import places
+from ..units import UserError
+from . import hidden, lessons, running, slicing, wire
+from .outcomes import ExerciseResult
+from .runner import Outcome, Runner, plain_launch
+from .slicing import Cell
+
+ASK_SECONDS = 600.0  # the first question may run the lesson's given cells
+ANSWER_SECONDS = 30.0
+_OUTCOMES = {"right": "graded", "partial": "partial", "wrong": "wrong", "blank": "blank", "error": "error"}
+
+
+class Trusted:
+    """The process that judges, for one lesson; started when first asked, and again if it died. Threads take turns."""
+
+    def __init__(self, lesson: Path, folder: Path | None):
+        self._lesson, self._folder = lesson, folder
+        self._process: wire.Process | None = None
+        self._scratch = tempfile.mkdtemp(prefix="labkit-trusted-")
+        self._turn = threading.Lock()
+
+    def ask(self, do: str, exercise: str, **fields: Any) -> dict[str, Any]:
+        """One request of `trusted`. Raises `UserError` when it cannot be answered, naming lesson and exercise."""
+        with self._turn:
+            if self._process is None or not self._process.alive:
+                self._process = self._start()
+            try:
+                self._process.send({"do": do, "exercise": exercise, **fields})
+                reply = self._process.receive(time.monotonic() + ASK_SECONDS)
+            except (wire.Late, wire.Gone, wire.TooMuch) as error:
+                said = self._process.said().splitlines()[-1:]
+                self._process.kill()
+                reason = said[0] if said else type(error).__name__
+                raise UserError(f"{self._lesson.stem}, {exercise}: judging it failed: {reason}") from error
+        if "failed" in reply:
+            raise UserError(f"{self._lesson.stem}, {exercise}: judging it failed: {reply['failed']}")
+        return reply
+
+    def _start(self) -> wire.Process:
+        package = Path(__file__).resolve().parents[2]
+        environment = {**os.environ, "LABKIT_RUN": self._scratch, "LABKIT_HOME": str(places.home())}
+        environment |= {"PYTHONPATH": str(package), "OMP_NUM_THREADS": "2"}
+        command = [sys.executable, "-m", "labkit.grading.trusted", str(self._lesson.resolve())]
+        command += [str(self._folder.resolve())] if self._folder else []
+        return wire.Process(command, environment, self._scratch)
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def seed_of(student: str, lesson: str, exercise: str) -> int:
+    """The seed of a student's hidden inputs: the same each time the exercise is graded."""
+    return zlib.crc32(f"{student}/{lesson}/{exercise}".encode())
+
+
+def modules(lesson: lessons.Lesson) -> list[str]:
+    """What the given cells import at their top level, for the process that answers are forked from."""
+    found = {"labkit.safely", "labkit.checks", "torch", "numpy"}
+    for cell in lesson.cells:
+        try:
+            statements = ast.parse(slicing.python(cell.source)).body if cell.role == "given" else []
+        except SyntaxError:
+            continue
+        for node in statements:
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module)
+                if node.module == "labkit":
+                    found |= {f"labkit.{alias.name}" for alias in node.names}
+    return sorted(found)
+
+
+def grade(
+    lesson: lessons.Lesson,
+    task: lessons.Task,
+    sheet: Sequence[Cell],
+    trusted: Trusted,
+    runner: Runner,
+    *,
+    student: str = "",
+    seed: int | None = None,
+) -> ExerciseResult:
+    """Score one exercise of a sheet: the cells handed in, given and check cells being ours."""
+    began = time.monotonic()
+    blank = ExerciseResult(student, lesson.name, task.name, 0, task.maximum, "blank", "not answered", kind=task.kind)
+    ours = next(c.source for c in lesson.cells if c.id == task.answer)
+    at = next((i for i, c in enumerate(sheet) if c.id == task.answer and c.role == "answer"), None)
+    if at is None:
+        return dataclasses.replace(blank, message="the answer's cell is not there")
+    if _bare(sheet[at].source) == _bare(ours):
+        return blank
+    seed = seed_of(student, lesson.name, task.name) if seed is None else seed
+    test = trusted.ask("cases", task.name, seed=seed) if task.kind == "code" else None
+    outcome = _run(task, sheet, at, test, runner)
+    found = _score(blank, task, outcome, test, trusted, seed)
+    if outcome.tampered:
+        text = "; ".join(dict.fromkeys(outcome.tampered))
+        found = dataclasses.replace(found, points=0, status="tampered", message=f"no points: the answer {text}.")
+    notes = tuple(dict.fromkeys(outcome.notes))
+    return dataclasses.replace(
+        found, notes=notes, seed=seed if test else None, seconds=round(time.monotonic() - began, 2)
+    )
+
+
+def _run(task: lessons.Task, sheet: Sequence[Cell], at: int, test: dict[str, Any] | None, runner: Runner) -> Outcome:
+    """Run the answer after what it needs; after everything above it when a name is missing."""
+    request: dict[str, Any] = {
+        "answer": running.to_message([slicing.Piece(sheet[at])])[0],
+        "variable": task.variable,
+        "seconds": test["seconds"] if test else ANSWER_SECONDS,
+    }
+    if test:
+        request |= {"probe": test["probe"], "cases": [c["given"] for c in test["cases"]]}
+    wanted = slicing.keys_of(test["probe"], "lesson") - {task.variable} if test else set()
+    with contextlib.suppress(SyntaxError, ValueError, RecursionError):  # running it says what is wrong with it
+        wanted |= slicing.needs(sheet[at].source)
+    few = slicing.before(sheet, at, wanted)
+    outcome = runner.run({**request, "before": running.to_message(few)})
+    lost = [m for m in outcome.values if m["kind"] == "failed" and m.get("error") in ("NameError", "KeyError")]
+    if not lost:
+        return outcome
+    bound = set().union(*(slicing.binds(c.source) for c in sheet[:at] if c.role != "check"))
+    if not any(name in bound for m in lost for name in _names_in(str(m.get("message")))):
+        return outcome
+    whole = [p for p in slicing.everything(sheet, at) if p.cell.role != "answer"]
+    return runner.run({**request, "before": running.to_message(whole)})
+
+
+def _names_in(message: str) -> list[str]:
+    return message.replace('"', "'").split("'")[1::2]
+
+
+def _score(
+    blank: ExerciseResult,
+    task: lessons.Task,
+    outcome: Outcome,
+    test: dict[str, Any] | None,
+    trusted: Trusted,
+    seed: int,
+) -> ExerciseResult:
+    def result(points: float, status: str, message: str, answer: str = "") -> ExerciseResult:
+        return dataclasses.replace(
+            blank, points=round(min(max(points, 0.0), task.maximum), 4), status=status, message=message, answer=answer
+        )
+
+    first = outcome.values[0] if outcome.values else {"kind": "nothing"}
+    kind = first["kind"]
+    if outcome.ending != "done" and not (test and outcome.values):
+        status = {"timeout": "timeout", "crashed": "crashed", "flooded": "error"}[outcome.ending]
+        return result(0, status, outcome.reason)
+    if kind == "failed" and first["where"] != "case":
+        return result(0, *_failure(first, task))
+    if kind == "blank":
+        return blank
+    if kind == "undefined":
+        return result(0, "error", f"the cell leaves no `{task.variable}`")
+    if kind == "uncallable":
+        return result(0, "wrong", f"this is {_text(first, 'shown')}; a function is asked for", _text(first, "shown"))
+    if test:
+        return _judged(result, blank, task, outcome, test, trusted, seed)
+    if kind == "unreadable":
+        return result(0, "wrong", f"this is {_text(first, 'text')}, which is no answer")
+    if kind != "value":
+        return result(0, "crashed", "its process sent something else than an answer")
+    try:
+        wire.decode(first["value"])
+    except (ValueError, KeyError, RecursionError):
+        return result(0, "tampered", "its process sent something else than an answer")
+    found = trusted.ask("check", task.name, value=first["value"])
+    points = task.maximum * found["points"] / found["maximum"] if found["maximum"] else 0.0
+    status = _OUTCOMES[found["status"]]
+    shown = _text(first, "shown") if task.kind != "words" else str(first["value"])[:4000]
+    if task.manual and status != "blank":
+        status = "needs-manual"
+    return result(points, status, found["message"], shown)
+
+
+def _judged(
+    result: Any,
+    blank: ExerciseResult,
+    task: lessons.Task,
+    outcome: Outcome,
+    test: dict[str, Any],
+    trusted: Trusted,
+    seed: int,
+) -> ExerciseResult:
+    """The score of a code exercise: what the hidden test says of each case's result."""
+    cases = test["cases"]
+    heard = [m for m in outcome.values if m["kind"] in ("result", "failed", "unreadable", "blank")][: len(cases)]
+    if any(m["kind"] == "blank" for m in heard):
+        return blank
+    try:
+        values = [{"value": wire.encode(wire.decode(m["value"]))} if m["kind"] == "result" else None for m in heard]
+    except (ValueError, KeyError, RecursionError):
+        return result(0, "tampered", "its process sent something else than results")  # type: ignore[no-any-return]
+    sent = [v["value"] if v else None for v in values]
+    verdicts = trusted.ask("judge", task.name, seed=seed, results=sent)["verdicts"]
+    right, complaints, statuses = [], [], []
+    for number, case in enumerate(cases):
+        because = f" {case['because']}" if case["because"] else ""
+        if number >= len(heard):
+            status = {"timeout": "timeout", "crashed": "crashed"}.get(outcome.ending, "error")
+            say = outcome.reason
+        elif heard[number]["kind"] == "failed":
+            status, say = _failure(heard[number], task)
+        elif heard[number]["kind"] == "unreadable":
+            status, say = "wrong", f"returns {_text(heard[number], 'text')}."
+        elif verdicts[number] is True:
+            right.append(True)
+            continue
+        else:
+            status, say = "wrong", str(verdicts[number])
+        right.append(False)
+        statuses.append(status)
+        complaints.append(say if because.strip() and because.strip() in say else f"{say}{because}")
+    if not complaints:
+        return result(task.maximum, "graded", "right")  # type: ignore[no-any-return]
+    share = hidden.share([hidden.Case(None, c["worth"]) for c in cases], right)
+    status = "partial" if share else statuses[0]
+    return result(task.maximum * share, status, complaints[0])  # type: ignore[no-any-return]
+
+
+def _failure(message: dict[str, Any], task: lessons.Task) -> tuple[str, str]:
+    """Status and sentence for code that raised."""
+    kind, line = _text(message, "error"), message.get("line")
+    where = f" in line {line} of its cell" if isinstance(line, int) else ""
+    if kind == "timeout":
+        return "timeout", f"not done in time{where}."
+    if message["where"] == "given":
+        return "error", f"a given cell that it needs fails: {kind}: {_text(message, 'message')}"
+    if message["where"] == "case" and not message.get("mine"):
+        return "wrong", f"what `{task.variable}` returns cannot be used ({kind})."
+    if kind == "EOFError":
+        return "error", f"waits for somebody to type something{where}: input() has no place in an answer."
+    if message["where"] == "case":  # the text of the error could tell the hidden input
+        return "error", f"raises {kind}{where}."
+    return "error", f"raises {kind}{where}: {_text(message, 'message')}"
+
+
+def _text(message: dict[str, Any], key: str) -> str:
+    return str(message.get(key, ""))[:300]
+
+
+def _bare(source: str) -> str:
+    """A source without what does not count: spaces at the ends of lines, empty lines at the ends."""
+    return "\n".join(line.rstrip() for line in source.strip().split("\n"))
+
+
+class Trial:
+    """Answers to one lesson tried without a sandbox; see `hidden.try_answer`."""
+
+    def __init__(self, file: Path, folder: Path | None):
+        self.lesson = lessons.read(file)
+        self._trusted = Trusted(file, folder)
+        self._folder = tempfile.mkdtemp(prefix="labkit-trial-")
+        self._runner = Runner(plain_launch(Path(self._folder)), {"preload": modules(self.lesson)})
+
+    def exercise(self, exercise: str, source: str, *, seed: int = 0) -> ExerciseResult:
+        """The score of `source` in the exercise's answer cell."""
+        task = self.lesson.task(exercise)
+        sheet = [
+            dataclasses.replace(c, source=source) if c.id == task.answer else c for c in self.lesson.cells
+        ]  # fmt: skip
+        return grade(self.lesson, task, sheet, self._trusted, self._runner, seed=seed)
+
+    def close(self) -> None:
+        """End both processes."""
+        self._runner.close()
+        self._trusted.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+_trials: dict[tuple[Path, Path | None], Trial] = {}
+
+
+def trial(lesson: str, folder: Path | None = None) -> Trial:
+    """The trial of a lesson, started once; `folder` holds hidden tests (instructor/hidden unless given)."""
+    home = places.home()
+    file = lessons.find(home / "lessons", lesson)
+    folder = folder or home / "instructor" / "hidden"
+    if (file, folder) not in _trials:
+        _trials[file, folder] = Trial(file, folder)
+    return _trials[file, folder]
+
+
+@atexit.register
+def close_all() -> None:
+    """End the processes of all trials."""
+    while _trials:
+        _trials.popitem()[1].close()

@@ -1,0 +1,196 @@
+"""Which statements of a notebook an answer needs before it, so that not the whole lesson runs for each answer.
+
+Names are followed as Python resolves them: what a statement needs at once is looked for above it, what a function's
+body needs is looked for above the answer. Where this misses something (a name that is made by `exec`, say), the answer
+raises `NameError`, and the caller runs all cells instead.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import symtable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+ROLES = ("given", "answer", "check", "own")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A code cell: its id, its source, and what it is: ``given`` (ours), ``answer``, ``check`` or the learner's
+    ``own``."""
+
+    id: str
+    source: str
+    role: str
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The statements (by number) of one cell that have to run; None stands for all of them."""
+
+    cell: Cell
+    keep: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class _Unit:
+    cell: int
+    statement: int
+    binds: frozenset[str]
+    touches: frozenset[str]  # changes something inside: x[0] = ..., x.y = ...
+    now: frozenset[str]
+    late: frozenset[str]  # inside functions, looked up when they are called
+    sure: bool  # binds its names whatever happens
+
+
+def python(source: str) -> str:
+    """A cell's source without magics (``%...``, ``!...``), line numbers unchanged."""
+    return "\n".join(
+        re.match(r"\s*", line)[0] + "pass" if line.lstrip().startswith(("%", "!")) else line  # type: ignore[index]
+        for line in source.split("\n")
+    )
+
+
+def keys_of(source: str, name: str) -> set[str]:
+    """The constant keys under which `source` looks into the mapping called `name`."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Subscript) and _is(node.value, name) and isinstance(node.slice, ast.Constant):
+            found.add(str(node.slice.value))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _is(node.func.value, name):
+            found |= {str(a.value) for a in node.args[:1] if isinstance(a, ast.Constant)}
+    return found
+
+
+def needs(source: str) -> set[str]:
+    """The names that a cell looks up outside itself. Raises `SyntaxError`."""
+    found: set[str] = set()
+    bound: set[str] = set()
+    for statement in ast.parse(python(source)).body:
+        unit = _unit(0, 0, statement)
+        found |= unit.now - bound
+        bound |= unit.binds
+    late = {name for s in ast.parse(python(source)).body for name in _unit(0, 0, s).late}
+    return found | (late - bound)
+
+
+def binds(source: str) -> set[str]:
+    """The names that a cell gives a value; none where it is no Python."""
+    try:
+        return {name for s in ast.parse(python(source)).body for name in _unit(0, 0, s).binds}
+    except (SyntaxError, ValueError):
+        return set()
+
+
+def before(cells: Sequence[Cell], at: int, wanted: Iterable[str]) -> list[Piece]:
+    """The pieces of the cells above number `at` that the names `wanted` need, in order. Check cells are left out, and
+    so are cells that are no Python."""
+    units = _units(cells[:at])
+    chosen: set[int] = set()
+    queue = [(name, len(units)) for name in wanted]
+    asked = set(queue)
+    while queue:
+        name, end = queue.pop()
+        for index in _binders(units, name, end):
+            if index in chosen:
+                continue
+            chosen.add(index)
+            unit = units[index]
+            later = [(n, index) for n in unit.now] + [(n, len(units)) for n in unit.late]
+            queue += [item for item in later if item not in asked]
+            asked.update(later)
+    kept: dict[int, list[int]] = {}
+    for index in sorted(chosen):
+        kept.setdefault(units[index].cell, []).append(units[index].statement)
+    return [Piece(cells[cell], tuple(statements)) for cell, statements in kept.items()]
+
+
+def everything(cells: Sequence[Cell], at: int) -> list[Piece]:
+    """All cells above number `at`, except checks."""
+    return [Piece(cell) for cell in cells[:at] if cell.role != "check"]
+
+
+def _binders(units: list[_Unit], name: str, end: int) -> list[int]:
+    """The statements before `end` that decide what `name` is there: the last that surely binds it, and after that all
+    that may change it."""
+    found = []
+    for index in range(end - 1, -1, -1):
+        unit = units[index]
+        if name in unit.binds or name in unit.touches:
+            found.append(index)
+        if name in unit.binds and unit.sure:
+            break
+    return found
+
+
+def _units(cells: Sequence[Cell]) -> list[_Unit]:
+    found = []
+    for number, cell in enumerate(cells):
+        if cell.role == "check":
+            continue
+        try:
+            statements = ast.parse(python(cell.source)).body
+        except (SyntaxError, ValueError):
+            continue
+        found += [_unit(number, place, statement) for place, statement in enumerate(statements)]
+    return found
+
+
+def _unit(cell: int, place: int, statement: ast.stmt) -> _Unit:
+    table = symtable.symtable(ast.unparse(statement), "<cell>", "exec")
+    binds: set[str] = set()
+    now: set[str] = set()
+    late: set[str] = set()
+    for symbol in table.get_symbols():
+        if symbol.is_assigned() or symbol.is_imported():
+            binds.add(symbol.get_name())
+        if symbol.is_referenced():
+            now.add(symbol.get_name())
+    for child in table.get_children():
+        _inner(child, binds, now, late, immediate=child.get_type() != "function")
+    sure = isinstance(
+        statement,
+        (ast.Assign, ast.AnnAssign, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom),
+    )
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
+        now.add(statement.target.id)
+    return _Unit(
+        cell, place, frozenset(binds), frozenset(_touched(statement)), frozenset(now), frozenset(late), sure
+    )  # fmt: skip
+
+
+def _inner(table: symtable.SymbolTable, binds: set[str], now: set[str], late: set[str], immediate: bool) -> None:
+    """Global names of a nested scope: of a class body and a comprehension at once, of a function when it is called."""
+    comprehension = table.get_type() == "function" and table.get_name() in (
+        "listcomp",
+        "setcomp",
+        "dictcomp",
+        "genexpr",
+    )
+    immediate = immediate or comprehension
+    for symbol in table.get_symbols():
+        if symbol.is_global() and symbol.is_referenced():
+            (now if immediate else late).add(symbol.get_name())
+        if symbol.is_declared_global() and symbol.is_assigned():
+            binds.add(symbol.get_name())
+    for child in table.get_children():
+        _inner(child, binds, now, late, immediate=immediate and child.get_type() != "function")
+
+
+def _touched(statement: ast.stmt) -> set[str]:
+    """Names whose value is changed from inside: targets such as ``x[0]`` and ``x.y``."""
+    found = set()
+    for node in ast.walk(statement):
+        if isinstance(node, (ast.Subscript, ast.Attribute)) and not isinstance(node.ctx, ast.Load):
+            base: ast.expr = node
+            while isinstance(base, (ast.Subscript, ast.Attribute)):
+                base = base.value
+            if isinstance(base, ast.Name):
+                found.add(base.id)
+    return found if not isinstance(statement, (ast.FunctionDef, ast.ClassDef)) else set()
+
+
+def _is(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name

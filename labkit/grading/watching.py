@@ -1,0 +1,138 @@
+"""What a learner's code must not do, noticed from inside its process: functions exchanged, files and sockets opened.
+
+This is no wall (that is `sandbox`): it is how a score of zero gets its reason. Only what the learner's own cells do
+counts, seen by the first frame outside the standard library.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+_FILES = {
+    "open": "opens", "os.listdir": "lists", "os.scandir": "lists", "os.remove": "removes", "os.rename": "renames",
+    "os.mkdir": "makes", "os.rmdir": "removes", "os.chmod": "changes", "os.link": "links", "os.symlink": "links",
+    "os.truncate": "changes", "os.chdir": "goes to",
+}  # fmt: skip
+_SOCKETS = {"socket.__new__", "socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname"}
+_PROCESSES = {"subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn"}
+_STANDARD = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
+_LEARNERS = ("<answer:", "<own:")
+_PATCHED = (
+    "builtins", "math", "time", "random", "statistics", "json", "operator", "torch", "torch.cuda", "torch.cuda.memory",
+    "torch.nn.functional", "torch.nn.utils", "torch.utils.checkpoint", "torch.autograd", "torch.amp", "torch.compiler",
+    "numpy",
+)  # fmt: skip
+_CLASSES = (("torch", "Tensor"), ("torch.nn", "Module"), ("torch.optim", "Optimizer"), ("torch.autograd", "Function"))
+
+
+class Watch:
+    """Tells `say` what the learner's cells do outside their folder, once started. A hook cannot be taken out again."""
+
+    def __init__(self, say: Callable[[str, str], None], allowed: Iterable[str]):
+        self._say, self._allowed = say, tuple(os.path.realpath(a) for a in allowed)
+        self._busy = False
+        sys.addaudithook(self._hook)
+
+    def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in _FILES and event not in _SOCKETS and event not in _PROCESSES:
+            return
+        if self._busy or not _by_learner(sys._getframe(1)):
+            return
+        self._busy = True
+        try:
+            if event in _SOCKETS:
+                self._say("tampered", "opens a network connection")
+            elif event in _PROCESSES:
+                self._say("note", "starts another process")
+            else:
+                self._files(event, arguments)
+        finally:
+            self._busy = False
+
+    def _files(self, event: str, arguments: tuple[Any, ...]) -> None:
+        for place in arguments[: 2 if event in ("os.rename", "os.link", "os.symlink") else 1]:
+            if isinstance(place, bytes):
+                place = os.fsdecode(place)
+            if not isinstance(place, str):
+                continue
+            real = os.path.realpath(place)
+            if not any(real == a or real.startswith(a + os.sep) for a in self._allowed):
+                self._say("tampered", f"{_FILES[event]} {place[:100]}, which is outside its folder")
+
+
+def _by_learner(frame: types.FrameType | None) -> bool:
+    """Whether the first frame outside the standard library is one of the learner's cells."""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not (name.startswith(("<frozen", _STANDARD)) and "site-packages" not in name):
+            return name.startswith(_LEARNERS)
+        frame = frame.f_back
+    return False
+
+
+class Fingerprints:
+    """The functions of labkit, torch and the standard library as they are now, to be compared with later."""
+
+    def __init__(self) -> None:
+        self._before = dict(_functions())
+
+    def changed(self) -> list[str]:
+        """The names of those that are others now."""
+        now = dict(_functions())
+        return sorted(
+            name
+            for name, (value, code) in self._before.items()
+            if name not in now
+            or not ((now[name][0] is value and now[name][1] is code) or _wrapped(now[name][0], value))
+        )
+
+
+def _wrapped(value: Any, before: Any) -> bool:
+    """Whether a library has put its own wrapper around a function, as torch's compiler does to some of torch's."""
+    code = getattr(value, "__code__", None)
+    ours = isinstance(code, types.CodeType) and not code.co_filename.startswith("<")
+    return ours and getattr(value, "__wrapped__", None) is before
+
+
+def _functions() -> Iterable[tuple[str, tuple[Any, Any]]]:
+    owners: list[tuple[str, dict[str, Any]]] = []
+    for name, module in list(sys.modules.items()):
+        if name in _PATCHED or name.split(".")[0] == "labkit":
+            owners.append((name, vars(module)))
+            if name.split(".")[0] == "labkit":
+                kinds = [(k, v) for k, v in list(vars(module).items()) if isinstance(v, type) and v.__module__ == name]
+                owners += [(f"{name}.{k}", dict(vars(v))) for k, v in kinds]
+    for name, kind in _CLASSES:
+        if name in sys.modules and hasattr(sys.modules[name], kind):
+            owners.append((f"{name}.{kind}", dict(vars(getattr(sys.modules[name], kind)))))
+    for owner, found in owners:
+        for key, value in list(found.items()):
+            inner = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+            if callable(inner) or isinstance(value, property):
+                yield f"{owner}.{key}", (inner, getattr(inner, "__code__", None))
+
+
+def pretends(value: Any) -> bool:
+    """Whether a value's own class, written by the learner, decides what comparing or computing with it gives."""
+    special = {
+        "__eq__",
+        "__lt__",
+        "__le__",
+        "__gt__",
+        "__ge__",
+        "__float__",
+        "__int__",
+        "__index__",
+        "__sub__",
+        "__rsub__",
+    }
+    for kind in type.__dict__["__mro__"].__get__(type(value)):
+        found = type.__dict__["__dict__"].__get__(kind)
+        if found.get("__module__") == "__main__" and special & set(found) and "__dataclass_fields__" not in found:
+            return True
+    return False
