@@ -1,6 +1,7 @@
 """What the lessons' experiments use beside PyTorch's plain step: streams, offloading, quantised layers and states."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -135,6 +136,31 @@ def test_an_optimizer_on_the_host_takes_states_off_the_card(gradients):
 
 
 # bitsandbytes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_bitsandbytes_is_imported_by_the_experiment_alone():
+    program = """
+import sys, torch, labkit as lab
+
+def build(device, eight):
+    layer = torch.nn.Linear(1024, 1024, device=device)
+    if eight:
+        import bitsandbytes
+    optimizer = (bitsandbytes.optim.Adam8bit if eight else torch.optim.Adam)(layer.parameters())
+    x = torch.ones(8, 1024, device=device)
+    def step():
+        layer(x).sum().backward(); optimizer.step(); optimizer.zero_grad()
+    return step
+
+plain = lab.memory.predict(lambda device: build(device, False), trace=False)
+assert "bitsandbytes" not in sys.modules
+eight = lab.memory.predict(lambda device: build(device, True), trace=False)
+print(plain.steady.allocated_bytes - eight.steady.allocated_bytes)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 6 * MiB  # two moments of a byte each, not of four
 
 
 @pytest.mark.slow

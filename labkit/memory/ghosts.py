@@ -78,7 +78,7 @@ class Ghosts:
         number = id(func)  # operators live as long as the process, and their own hash is slow
         how = self.known.get(number)
         if how is None:
-            how = self.known[number] = self.rules.get(func), kind_of(func)
+            how = self.known[number] = self._rule(func), kind_of(func)
         rule, kind = how
         if rule is not None:
             out = rule(self, func, args, kwargs)
@@ -120,6 +120,15 @@ class Ghosts:
             elif not seen & _UNKNOWN_VALUES:
                 self._follow(func, args, kwargs, out)
         return out
+
+    def _rule(self, func: Any) -> Any:
+        """Its rule, if it has one. The experiment itself may have imported bitsandbytes."""
+        rule = self.rules.get(func)
+        if rule is None and func.namespace == "bitsandbytes":
+            from . import quantised
+
+            rule = quantised.rules().get(func)
+        return rule
 
     def _write(self, func: Any, args: Any, kwargs: Any, first: Any) -> Any:
         """An operator that writes to its arguments: it returns them, and their values are no longer known."""

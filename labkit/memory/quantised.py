@@ -6,6 +6,7 @@ taken to be absent: how many there are, only values tell.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,10 +19,8 @@ CUSTOM_KERNEL_ROWS = 16  # of 4-bit products: for so few a kernel of its own, el
 
 
 def rules() -> dict[Any, Callable[..., Any]]:
-    """Operator -> rule (see rules.py); empty where bitsandbytes is not installed."""
-    try:
-        import bitsandbytes  # noqa: F401
-    except ImportError:
+    """Operator -> rule (see rules.py); empty while nothing has imported bitsandbytes, which takes over a second."""
+    if "bitsandbytes" not in sys.modules:
         return {}
     ops = torch.ops.bitsandbytes
     table: dict[Any, Callable[..., Any]] = {
