@@ -1,0 +1,208 @@
+"""The capstone's training step with every switch that the course has taught: a whole model inside a small card.
+
+`training` is an experiment for `labkit.measure`. Its switches have the names of the recipe vocabulary
+(`labkit.recipes.Recipe`) where there is one; the rest are those that lesson 12 adds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import compiling, data, models, stepping
+from .checkpointing import segments
+from .offload import drop_hooks_with
+from .recipes import chunked_loss
+from .units import UserError
+
+PRECISIONS = ("fp32", "amp-bf16", "bf16")
+OPTIMIZERS = ("adamw", "adamw8bit", "adamw4bit")
+GRADIENTS = ("card", "host", "in backward", "in backward, each clipped", "two backward passes")
+OFFLOADS = ("none", "optimizer", "optimizer+gradients")
+# GPT-2 XL from a first try to a step that fits 8 GiB, one change at a time
+LADDER: dict[str, dict[str, Any]] = {
+    "fp32, AdamW": {},
+    "fused attention": {"attention": "sdpa"},
+    "autocast to bf16": {"precision": "amp-bf16"},
+    "8-bit states": {"optimizer": "adamw8bit"},
+    "16-bit weights, rounded stochastically": {"precision": "bf16", "stochastic_rounding": True},
+    "every block checkpointed": {"checkpoint": 1},
+    "loss in 8 chunks": {"loss_chunks": 8},
+    "gradients wait on the host": {"gradients": "host"},
+    "fused GELU": {"activation": "gelu_pytorch_tanh"},
+    "blocks compiled": {"compile": True},
+    "loss in 32 chunks": {"loss_chunks": 32},
+}
+BLOCK = 64  # values that share a scale in torchao's states: GPT-2's embedding (50257 x 1600) divides by it, not by 256
+
+
+def training(
+    device: Any,
+    *,
+    model: str = "gpt2-xl",
+    batch: int = 4,
+    seq: int = 1024,
+    precision: str = "fp32",
+    attention: str = "eager",
+    checkpoint: int = 0,
+    optimizer: str = "adamw",
+    stochastic_rounding: bool = False,
+    loss_chunks: int = 1,
+    gradients: str = "card",
+    offload: str = "none",
+    activation: str = "gelu_new",
+    compile: bool = False,
+    accumulation: int = 1,
+    clip: float | None = None,
+    layers: int | None = None,
+    lr: float = 1e-4,
+) -> Callable[[], torch.Tensor]:
+    """A step on random tokens, `accumulation` times ``(batch, seq)``, with the same random weights whatever the dtype.
+
+    `gradients` is one of `GRADIENTS`: where they wait, and when the optimizer steps; `offload` one of `OFFLOADS`
+    (torchao's `CPUOffloadOptimizer`); `loss_chunks` 1 is the model's own loss; `compile` compiles each block; `layers`
+    overrides the depth. No dropout, so that losses can be compared. Raises `UserError` for a combination that does not
+    exist.
+    """
+    device = torch.device(device)
+    torch.manual_seed(0)
+    changes = {"n_layer": layers} if layers else {}
+    configuration = models.config(model, use_cache=False, **changes)
+    for name in ("activation_function", "hidden_act"):
+        if getattr(configuration, name, None) == "gelu_new":
+            setattr(configuration, name, activation)
+    for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout"):
+        if hasattr(configuration, name):
+            setattr(configuration, name, 0.0)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    network = models.causal_lm(configuration, device=device, dtype=dtype, attention=attention).train()
+    draw_weights(network)
+    tokens = data.random_tokens(accumulation * batch, seq, vocab=configuration.vocab_size, device=device)
+    if compile:
+        compiling.compile_blocks(network)
+    if checkpoint:
+        segments(network, checkpoint)
+    return step_of(
+        network, tokens.split(batch), precision=precision, optimizer=optimizer, stochastic_rounding=stochastic_rounding,
+        loss_chunks=loss_chunks, gradients=gradients, offload=offload, clip=clip, lr=lr,
+    )  # fmt: skip
+
+
+def rung(name: str) -> dict[str, Any]:
+    """The switches of `LADDER` up to and with `name`, gradients clipped to a norm of 1. Raises `UserError`."""
+    if name not in LADDER:
+        raise UserError(f"{name!r} is not one of {', '.join(LADDER)}")
+    switches: dict[str, Any] = {"clip": 1.0}
+    for step, change in LADDER.items():
+        switches |= change
+        if step == name:
+            break
+    return switches
+
+
+def draw_weights(model: torch.nn.Module) -> None:
+    """GPT-2's initialisation, drawn in float32 tensor by tensor and rounded: the same weights in every dtype."""
+    layers = len(models.blocks(model))
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if p.dim() > 1:
+                deviation = 0.02 / math.sqrt(2 * layers) if name.endswith("c_proj.weight") else 0.02
+                p.copy_(torch.empty(p.shape, device=p.device).normal_(0.0, deviation))
+
+
+def maker(optimizer: str, *, stochastic_rounding: bool = False, lr: Any = 1e-4) -> stepping.Make:
+    """A function of parameters that makes the optimizer of this name, one of `OPTIMIZERS` (torchao's for 8 and 4 bits).
+
+    Raises `UserError` for another name, and for stochastic rounding of PyTorch's own AdamW, which has none.
+    """
+    if optimizer not in OPTIMIZERS:
+        raise UserError(f"optimizer {optimizer!r} is not one of {', '.join(OPTIMIZERS)}")
+    if optimizer == "adamw":
+        if stochastic_rounding:
+            raise UserError("torch.optim.AdamW does not round stochastically: take adamw8bit or adamw4bit")
+        return lambda parameters: torch.optim.AdamW(parameters, lr=lr, weight_decay=0.01)
+    from torchao import optim
+
+    kind = optim.AdamW8bit if optimizer == "adamw8bit" else optim.AdamW4bit
+    how = {"block_size": BLOCK, "bf16_stochastic_round": stochastic_rounding}
+    return lambda parameters: kind(parameters, lr=lr, **how)
+
+
+def step_of(
+    network: Any,
+    parts: Any,
+    *,
+    precision: str = "fp32",
+    optimizer: str = "adamw",
+    stochastic_rounding: bool = False,
+    loss_chunks: int = 1,
+    gradients: str = "card",
+    offload: str = "none",
+    clip: float | None = None,
+    lr: float = 1e-4,
+) -> Callable[[], torch.Tensor]:
+    """The step function for `network` on the micro-batches `parts`; the arguments are those of `training`."""
+    for name, value, allowed in (
+        ("precision", precision, PRECISIONS), ("gradients", gradients, GRADIENTS), ("offload", offload, OFFLOADS),
+    ):  # fmt: skip
+        if value not in allowed:
+            raise UserError(f"{name} {value!r} is not one of {', '.join(allowed)}")
+    in_backward = gradients.startswith(("in backward", "two"))
+    if len(parts) > 1 and (in_backward or offload == "optimizer+gradients"):
+        raise UserError("accumulation needs gradients that last longer than one backward pass")
+    if clip is not None and (gradients == "in backward" or offload != "none"):
+        raise UserError("the norm of all gradients is not known when this step begins: it cannot clip by it")
+    make = maker(optimizer, stochastic_rounding=stochastic_rounding, lr=lr)
+    parameters = list(network.parameters())
+    steps: Any
+    if offload != "none":
+        steps = _on_host(network, optimizer, stochastic_rounding, offload, lr)
+    elif gradients == "host":
+        steps = stepping.GradientsOnHost(stepping.by_block(network), make, clip=clip)
+    elif in_backward:
+        each = clip if gradients.endswith("each clipped") else None
+        steps = stepping.InBackward(parameters, make, clip_each=each)
+    else:
+        steps = make(parameters)
+    device = parameters[0].device
+
+    def loss_of(part: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "amp-bf16"):
+            if loss_chunks > 1:
+                return chunked_loss(network, part, loss_chunks) / len(parts)
+            return network(input_ids=part, labels=part).loss / len(parts)
+
+    def step() -> torch.Tensor:
+        if gradients.startswith("two"):
+            with steps.norm_only() as norm:
+                loss_of(parts[0]).backward()
+            steps.scale = stepping.clip_coefficient(norm(), 1.0 if clip is None else clip)
+        losses = []
+        for part in parts:
+            loss = loss_of(part)
+            loss.backward()
+            losses.append(loss.detach())
+        if not in_backward:
+            if clip is not None and gradients == "card":
+                torch.nn.utils.clip_grad_norm_(parameters, clip)
+            steps.step()
+            steps.zero_grad(set_to_none=True)
+        return torch.stack(losses).sum()
+
+    step.tokens = sum(part.numel() for part in parts)  # type: ignore[attr-defined]
+    step.optimizer = steps  # type: ignore[attr-defined]
+    if offload != "none":
+        drop_hooks_with(step, network)
+    return step
+
+
+def _on_host(network: Any, optimizer: str, stochastic_rounding: bool, offloaded: str, lr: float) -> Any:
+    from torchao.optim import CPUOffloadOptimizer
+
+    if optimizer != "adamw" or stochastic_rounding:
+        raise UserError("states on the host are those of torch.optim.AdamW here")
+    gradients = offloaded == "optimizer+gradients"
+    return CPUOffloadOptimizer(network.parameters(), torch.optim.AdamW, offload_gradients=gradients, lr=lr)

@@ -1,0 +1,264 @@
+"""When the optimizer steps, and where gradients wait for it: in backward, or on the host until all of them are known.
+
+An optimizer's usual step needs every gradient at once. Two ways round it::
+
+    steps = stepping.InBackward(model.parameters(), make)           # loss.backward() also steps
+    steps = stepping.GradientsOnHost(stepping.by_block(model), make, clip=1.0)
+    loss.backward(); steps.step(); steps.zero_grad()                # as any other optimizer
+
+``make(parameters)`` returns the `torch.optim.Optimizer` that really steps. `InBackward` steps with each gradient as
+soon as it is there and drops it: nothing is left that could be summed over micro-batches, and no norm over all
+gradients exists before the first weights have changed. `GradientsOnHost` sends each gradient to the host instead; the
+step brings them back, some at a time, when the norm over all is known.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from .models import blocks
+from .units import MiB, UserError, parse_size
+
+Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+
+
+def by_block(model: torch.nn.Module) -> list[list[torch.nn.Parameter]]:
+    """The trainable parameters of `model`, one list for each transformer block and one for all others; a shared
+    parameter comes once. Raises `UserError` for a model without a list of blocks."""
+    groups = [[p for p in block.parameters() if p.requires_grad] for block in blocks(model)]
+    inside = {p for group in groups for p in group}
+    return [*groups, [p for p in model.parameters() if p.requires_grad and p not in inside]]
+
+
+def clip_coefficient(norm: torch.Tensor, clip: float) -> torch.Tensor:
+    """What `torch.nn.utils.clip_grad_norm_` multiplies gradients of this global `norm` by."""
+    return (clip / (norm + 1e-6)).clamp(max=1.0)
+
+
+class _Arriving:
+    """Calls ``_arrived(parameter)`` of its owner when a gradient is complete. Hooks hold their owner weakly: a strong
+    reference would make a circle through C++ that Python's collector does not see."""
+
+    def _listen(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        owner = weakref.ref(self)
+
+        def arrived(p: torch.Tensor) -> None:
+            found = owner()
+            if found is not None:
+                found._arrived(p)
+
+        self._handles = [p.register_post_accumulate_grad_hook(arrived) for p in parameters]
+
+    def _arrived(self, p: torch.Tensor) -> None:
+        raise NotImplementedError(f"{type(self).__name__} must say what happens to a gradient")
+
+    def remove(self) -> None:
+        """Take the hooks off: from now on backward does what it always does."""
+        for handle in self._handles:
+            handle.remove()
+
+
+# ------------------------------------------------------------------------------------------------ in backward
+
+
+class InBackward(_Arriving):
+    """Steps with each gradient while backward runs, and drops it. One gradient is alive at a time.
+
+    What it gives up: sums of gradients over micro-batches, and clipping by the global norm. What can replace the
+    latter: `clip_each` bounds the norm of each tensor's gradient by itself (another direction of the step), and
+    `norm_only` makes a first backward pass that only computes the global norm (the same step, for twice the
+    computing)::
+
+        with steps.norm_only() as norm:
+            loss_of(batch).backward()
+        steps.scale = stepping.clip_coefficient(norm(), 1.0)
+        loss_of(batch).backward()          # steps, every gradient times `scale`
+    """
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], make: Make, *, clip_each: float | None = None):
+        self._optimizers = {p: make([p]) for p in parameters if p.requires_grad}
+        self._clip_each = clip_each
+        self._squares: list[torch.Tensor] | None = None
+        self.scale: torch.Tensor | None = None
+        self._listen(self._optimizers)
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """One for each parameter: what a schedule must reach."""
+        return list(self._optimizers.values())
+
+    @contextmanager
+    def norm_only(self) -> Iterator[Callable[[], torch.Tensor]]:
+        """Inside, backward steps nothing and notes norms; yields a function that returns the global one (float32)."""
+        squares = self._squares = []
+        try:
+            yield lambda: torch.stack(squares).sum().sqrt()
+        finally:
+            self._squares = None
+
+    @torch.no_grad()
+    def _arrived(self, p: torch.Tensor) -> None:
+        assert p.grad is not None
+        if self._squares is not None:
+            self._squares.append(torch.linalg.vector_norm(p.grad, dtype=torch.float32).square())
+        else:
+            if self._clip_each is not None:
+                torch.nn.utils.clip_grad_norm_([p], self._clip_each)
+            if self.scale is not None:
+                p.grad.mul_(self.scale)
+            self._optimizers[p].step()  # type: ignore[index]
+        p.grad = None
+
+
+# ------------------------------------------------------------------------------------------------ on the host
+
+
+class GradientsOnHost(_Arriving, torch.optim.Optimizer):
+    """An optimizer whose gradients wait in the host's memory. On the card remain weights, states and what is under way.
+
+    groups: lists of parameters that come back and step together (`by_block`); the largest two are on the card during
+    the step.
+    clip: the global norm that gradients are scaled to when they exceed it, exactly as
+    `torch.nn.utils.clip_grad_norm_` does; ``norm`` is the last one found, a float32 tensor.
+    window: bytes (or ``"256MiB"``) of gradients that may wait on the card for their copy; computing waits when the bus
+    is more than this behind.
+
+    Backward may run several times before a step (accumulation): what waits is fetched, added to and sent again, in the
+    parameters' own dtype, as PyTorch accumulates. `param_groups` are those of the optimizers inside, so a scheduler of
+    `torch.optim.lr_scheduler` works. Raises `UserError` when a parameter is in two groups.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Sequence[torch.nn.Parameter]],
+        make: Make,
+        *,
+        clip: float | None = None,
+        window: int | str = 256 * MiB,
+    ):
+        self._groups = [list(group) for group in groups if group]
+        everything = [p for group in self._groups for p in group]
+        if len(set(everything)) != len(everything):
+            raise UserError("a parameter is in two groups: each one must step once")
+        self._optimizers = [make(group) for group in self._groups]
+        self._flat = [self._buffer(group) for group in self._groups]
+        self._host: dict[Any, torch.Tensor] = {}
+        for group, flat in zip(self._groups, self._flat, strict=True):
+            self._host.update(zip(group, _views(flat, group), strict=True))
+        self._clip = clip
+        self._window = parse_size(window) if window != 0 else 0
+        self._place = {p: place for place, p in enumerate(everything)}
+        self._norms = torch.zeros(len(everything), device=everything[0].device)
+        self._leaving: deque[tuple[torch.Tensor, Any]] = deque()
+        self._leaving_bytes = 0
+        self._waiting: set[Any] = set()  # parameters whose gradient is on the host
+        self._stream: Any = torch.cuda.Stream(self._norms.device) if self._norms.is_cuda else None
+        self.norm: torch.Tensor | None = None
+        self._listen(everything)
+
+    @staticmethod
+    def _buffer(group: list[torch.nn.Parameter]) -> torch.Tensor:
+        """One piece for a whole group: PyTorch rounds each piece of pinned memory up to a power of two."""
+        count = sum(p.numel() for p in group)
+        return torch.empty(count, dtype=group[0].dtype, device="cpu", pin_memory=group[0].is_cuda)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The groups of all optimizers inside."""
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of gradients that the host holds."""
+        return sum(flat.numel() * flat.element_size() for flat in self._flat)
+
+    @torch.no_grad()
+    def _arrived(self, p: torch.Tensor) -> None:
+        grad, host = p.grad, self._host[p]
+        assert grad is not None
+        if p in self._waiting:
+            grad += self._fetch(host)()
+        self._norms[self._place[p]] = torch.linalg.vector_norm(grad, dtype=torch.float32)  # type: ignore[index]
+        self._waiting.add(p)
+        p.grad = None
+        if self._stream is None:
+            host.copy_(grad)
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(grad.device))
+        with torch.cuda.stream(self._stream):
+            host.copy_(grad, non_blocking=True)
+            self._leaving.append((grad, self._stream.record_event()))
+        self._leaving_bytes += grad.numel() * grad.element_size()
+        self._let_go(self._window)
+
+    def _let_go(self, window: int) -> None:
+        """Drop the oldest gradients until `window` bytes are left; whoever gets their memory waits for the copy."""
+        while self._leaving_bytes > window:
+            grad, left = self._leaving.popleft()
+            torch.cuda.current_stream(grad.device).wait_event(left)
+            self._leaving_bytes -= grad.numel() * grad.element_size()
+
+    def _fetch(self, host: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Start the copy to the card, after all that this stream still sends; the result waits for it."""
+        here = torch.empty(host.shape, dtype=host.dtype, device=self._norms.device)
+        if self._stream is None:
+            return lambda: here.copy_(host)
+        self._stream.wait_stream(torch.cuda.current_stream(here.device))
+        with torch.cuda.stream(self._stream):
+            here.copy_(host, non_blocking=True)
+            arrived = self._stream.record_event()
+
+        def result() -> torch.Tensor:
+            torch.cuda.current_stream(here.device).wait_event(arrived)
+            return here
+
+        return result
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Bring the gradients back group by group, the next group's copy under way, clip and step."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._let_go(0)
+        self.norm = torch.linalg.vector_norm(self._norms)
+        coefficient = None if self._clip is None else clip_coefficient(self.norm, self._clip)
+        fetched = self._fetch(self._flat[0])
+        for place, (group, optimizer) in enumerate(zip(self._groups, self._optimizers, strict=True)):
+            flat = fetched()
+            if place + 1 < len(self._groups):
+                fetched = self._fetch(self._flat[place + 1])
+            if coefficient is not None:
+                flat.mul_(coefficient)
+            for p, grad in zip(group, _views(flat, group), strict=True):
+                p.grad = grad if p in self._waiting else None
+            optimizer.step()
+            for p in group:
+                p.grad = None
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients that wait."""
+        self._waiting.clear()
+        self._norms.zero_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of the optimizers inside, in order."""
+        return {"optimizers": [optimizer.state_dict() for optimizer in self._optimizers]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What `state_dict` returned."""
+        for optimizer, state in zip(self._optimizers, state_dict["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+
+
+def _views(flat: torch.Tensor, group: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The parts of `flat` in the shapes of `group`."""
+    return [part.view(p.shape) for part, p in zip(flat.split([p.numel() for p in group]), group, strict=True)]
