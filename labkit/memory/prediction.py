@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 METHOD = "1"  # of predicting; raised when the same experiment would give other numbers
 STEADY_STEP = 4
-BAND = (0.9, 1.2)  # of a compiled steady peak: of 31 measured (bench/results/memory-experiments.md) the farthest is +19 %
+BAND = (0.9, 1.2)  # of a compiled steady peak: the farthest of 31 in bench/results/memory-experiments.md is +19 %
 COMPILED = "torch.compile: an estimate; which kernels the compiler fuses, and in which order they run, is not modelled"
 
 

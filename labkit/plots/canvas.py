@@ -108,10 +108,13 @@ def source_line(reports: Iterable[Report]) -> str:
     return " + ".join(dict.fromkeys(f"{r.source} · {r.card}" for r in reports))
 
 
-def time_source(reports: Iterable[Report]) -> str:
-    """`source_line`, and where the times come from if elsewhere: ``"predicted · h200, times: reference · ..."``."""
+def time_source(reports: Iterable[Report], memory: bool = True) -> str:
+    """`source_line`, and where the times come from if elsewhere: ``"predicted · h200, times: reference · ..."``; that
+    alone where all do and no `memory` is shown."""
     found = list(reports)
     borrowed = dict.fromkeys(r.timing.clock for r in found if r.timing and r.timing.clock.startswith("reference"))
+    if not memory and borrowed and all(r.timing and r.timing.clock in borrowed for r in found):
+        return " + ".join(borrowed)
     return source_line(found) + (f", times: {' + '.join(borrowed)}" if borrowed else "")
 
 
@@ -120,7 +123,7 @@ def entitle(ax: Axes, name: str, source: str, pad: float = 5) -> None:
     lines = textwrap.wrap(name, 56)
     if len(lines) > 2:
         lines = [lines[0], textwrap.shorten(" ".join(lines[1:]), 56, placeholder=" ...")]
-    ax.set_title("\n".join([*lines, *([source] if source else [])]), loc="left", pad=pad, color=BLACK)
+    ax.set_title("\n".join([*lines, *textwrap.wrap(source, 66)]), loc="left", pad=pad, color=BLACK)
 
 
 def named(report: Report) -> str:

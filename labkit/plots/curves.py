@@ -175,7 +175,7 @@ def sweep(
             canvas.legend_below(ax, columns=2)
         ax.grid(axis="y", color="#DDDDDD", linewidth=0.6)
         ax.set_axisbelow(True)
-        where = canvas.source_line(everything) if in_bytes else canvas.time_source(everything)
+        where = canvas.source_line(everything) if in_bytes else canvas.time_source(everything, memory=False)
         canvas.entitle(ax, f"{quantity.label.capitalize()} against {x}", where)
     words = canvas.budget_words(everything) if in_bytes else ""
     canvas.describe(ax, f"{quantity.label.capitalize()} against {x} ({where}): {'; '.join(said)}{words}.")
@@ -239,7 +239,7 @@ def _series_text(
 
 
 def _sweep_axes(ax: Axes, x: str, xs: list[float], log: bool) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     ax.set_xlabel(XLABELS.get(x, x))
     pad = 0.05 * (max(xs) - min(xs)) or 1
@@ -250,7 +250,10 @@ def _sweep_axes(ax: Axes, x: str, xs: list[float], log: bool) -> None:
         ax.set_xticks(ticks[:: -(-len(ticks) // 9)])
         ax.xaxis.set_minor_locator(NullLocator())
         ax.yaxis.set_major_formatter(formatter)
-        ax.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: _minor(value)))
+        low, high = ax.get_ylim()
+        marks = (2, 5) if high > 10 * low else (2, 3, 4, 6, 8)  # a narrow range has few powers of ten, or none
+        ax.yaxis.set_minor_locator(LogLocator(subs=marks, numticks=99))
+        ax.yaxis.set_minor_formatter(formatter)
     else:
         ticks = sorted(set(xs))
         gaps = [b - a for a, b in pairwise(ticks)]
@@ -260,12 +263,6 @@ def _sweep_axes(ax: Axes, x: str, xs: list[float], log: bool) -> None:
             ax.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 5, 10]))
         ax.set_ylim(bottom=0)
     ax.xaxis.set_major_formatter(formatter)
-
-
-def _minor(value: float) -> str:
-    """A label at 2 and 5 between the powers of ten."""
-    leading = value / 10 ** math.floor(math.log10(value))
-    return canvas.plain(value) if round(leading, 6) in (2, 5) else ""
 
 
 def _budget_lines(ax: Axes, budgets: list[int], divisor: int, largest: float, failed: bool) -> None:
