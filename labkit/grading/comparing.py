@@ -258,7 +258,7 @@ def _figures(notebook: Path | None) -> dict[tuple[str, int], tuple[str, str]]:
     count: dict[str, int] = {}
     for data, alt, cell in _images(notebook):
         count[cell] = count.get(cell, 0) + 1
-        if len(found) < MOST_FIGURES and (image := _sound(data)):
+        if len(found) < MOST_FIGURES and (image := sound(data)):
             found[cell, count[cell]] = (image, alt[:2000])
     return found
 
@@ -270,7 +270,7 @@ def _images(notebook: Path) -> Iterable[tuple[str, str, str]]:
         return []
 
 
-def _sound(data: str) -> str:
+def sound(data: str) -> str:
     """`data` as clean base64 when it is a PNG of a reasonable size, else nothing."""
     if len(data) > PNG_BYTES * 4 / 3 + 4:
         return ""

@@ -126,12 +126,13 @@ def _look(request: dict[str, Any], names: dict[str, Any], say: Speaker) -> None:
         space: dict[str, Any] = {"__name__": "probe"}
         exec(compile(request["probe"], "<probe>", "exec"), space)
         for number, given in enumerate(request["cases"]):
-            _case(space["probe"], names, wire.decode(given), number, request["seconds"], say)
+            if not _case(space["probe"], names, wire.decode(given), number, request["seconds"], say):
+                break  # time was up: the next case would only wait again
 
 
 def _case(
     probe: Callable[..., Any], names: dict[str, Any], given: Any, number: int, seconds: float, say: Speaker
-) -> None:
+) -> bool:
     say("case", number=number)
     error, value = limited(lambda: probe(names, given), seconds)
     if error is not None:
@@ -140,11 +141,12 @@ def _case(
         say("blank")
     else:
         _say_value(say, "result", value)
+    return error is None or error["error"] != "timeout"
 
 
 def _say_value(say: Speaker, kind: str, value: Any) -> None:
     if watching.pretends(value):
-        say("tampered", text="answers with an object that decides by itself what it is equal to")
+        say("tampered", text="gives an object that decides by itself what it is equal to")
     try:
         plain = safely.plain(value)
         say(kind, value=wire.encode(plain), shown=safely.shown(plain))

@@ -56,11 +56,12 @@ class Runner:
             self._listen(process, token, request, outcome)
         except wire.Late:
             outcome.ending, outcome.reason = "timeout", f"not done after {request['seconds']:g} s"
+            self.close()
         except wire.Gone:
             outcome.ending, outcome.reason = "crashed", self.reason()
+            self.close()
         except wire.TooMuch:
             outcome.ending, outcome.reason = "flooded", "sends more than an answer can be"
-        if outcome.ending != "done":
             self.close()
         outcome.seconds = time.monotonic() - began
         return outcome

@@ -1,0 +1,306 @@
+"""Results as a course folder of nbgrader, so that its formgrader shows the written answers and takes marks for them.
+
+``OUT/nbgrader`` gets ``release/`` (the lesson as learners get it), ``autograded/<student>/<lesson>/`` (the notebook that
+was run again) and ``gradebook.db``. There is no ``submitted/``, on purpose: formgrader would offer to autograde it, and
+nbgrader runs what it autogrades without a sandbox.
+
+Formgrader shows a notebook inside a page that may do everything its reader may do on the Jupyter server. Therefore only
+text and sound PNG images of a learner's notebook get there: no HTML, no script, no prose that is not the lesson's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import executing, places
+from ..submitting import parsed, source
+from ..units import UserError
+from . import comparing
+from .outcomes import ExerciseResult, SubmissionResult
+
+FOLDER = "nbgrader"
+CONFIG = "nbgrader_config.py"
+_TEXT = 20_000  # characters of one output
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What a reader gave one exercise: points, a comment, and the digest of the answer that was read."""
+
+    student: str
+    lesson: str
+    exercise: str
+    points: float
+    comment: str
+    answer: str
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Whose mark of what."""
+        return self.student, self.lesson, self.exercise
+
+
+def lay(out: Path, results: Sequence[SubmissionResult], kept: Mapping[tuple[str, str, str], Mark]) -> Path:
+    """Lay `results` into ``OUT/nbgrader``; returns that folder.
+
+    `kept` are the marks that still hold; a mark in the gradebook that is not among them is taken back, because the
+    answer that it was given for is another one now. What is no longer in `results` leaves the gradebook. Raises
+    `UserError` when nbgrader is missing or the folder cannot be written.
+    """
+    folder = out / FOLDER
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        config = places.home() / "instructor" / CONFIG
+        shutil.copyfile(config, folder / CONFIG)
+        shown = [r for r in results if _notebook(out, r) is not None]
+        with _gradebook(folder) as book:
+            for lesson in sorted({r.lesson for r in shown}):
+                _lay_lesson(folder, book, lesson)
+            _forget(folder, book, {(r.student, r.lesson) for r in shown})
+            for result in shown:
+                _lay_submission(out, folder, book, result, kept)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
+    return folder
+
+
+def marks(out: Path) -> list[Mark]:
+    """What readers have given so far in ``OUT/nbgrader``: every grade with a score typed in, with its comment.
+
+    An answer is known by the notebook that the reader saw. Points below zero count as zero, those above the maximum as
+    the maximum; extra credit is added to that.
+    """
+    folder = out / FOLDER
+    if not (folder / "gradebook.db").is_file():
+        return []
+    found = []
+    with _gradebook(folder) as book:
+        for assignment in book.assignments:
+            for submission in assignment.submissions:
+                student, lesson = submission.student.id, assignment.name
+                for notebook in submission.notebooks:
+                    cells = _cells(folder / "autograded" / student / lesson / f"{lesson}.ipynb")
+                    comments = {c.name: c.manual_comment or "" for c in notebook.comments}
+                    for grade in notebook.grades:
+                        if grade.manual_score is None or grade.needs_manual_grade:
+                            continue
+                        exercise = grade.name.removesuffix("-check")
+                        points = min(max(grade.manual_score, 0.0), grade.max_score) + max(
+                            grade.extra_credit or 0.0, 0.0
+                        )
+                        digest_ = digest(cells, exercise)
+                        found.append(Mark(student, lesson, exercise, points, comments.get(exercise, ""), digest_))
+    return found
+
+
+def answers(out: Path, result: SubmissionResult) -> dict[str, str]:
+    """The digest of each answer in the notebook of a result, by exercise; empty where there is no notebook."""
+    path = _notebook(out, result)
+    cells = _cells(path) if path else {}
+    return {one.exercise: digest(cells, one.exercise) for one in result.exercises}
+
+
+def digest(cells: Mapping[str, Mapping[str, Any]], exercise: str) -> str:
+    """What tells one answer from another: the sha256 of its cell's source; of nothing where the cell is gone."""
+    text = source(cells[exercise]) if exercise in cells else ""
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
+
+
+def harmless(notebook: Mapping[str, Any], pristine: Mapping[str, Any]) -> dict[str, Any]:
+    """A learner's executed notebook as it may be shown: the lesson's own prose and metadata, code, text and images.
+
+    `pristine` is the lesson as learners get it. Prose of the learner's own is shown as text, an output of HTML as the
+    words in it.
+    """
+    prose = {(c.get("id"), source(c)) for c in pristine["cells"] if c["cell_type"] == "markdown"}
+    metadata = {_name(c): c["metadata"] for c in pristine["cells"] if _name(c)}
+    cells: list[dict[str, Any]] = []
+    for number, cell in enumerate(notebook["cells"]):
+        text = source(cell)
+        made: dict[str, Any] = {"id": f"cell-{number}", "metadata": {}, "source": text}
+        if cell["cell_type"] == "code":
+            name = _name(cell)
+            count = cell.get("execution_count")
+            made |= {"cell_type": "code", "outputs": _outputs(cell), "metadata": metadata.pop(name, {}) if name else {}}
+            made["execution_count"] = count if isinstance(count, int) and not isinstance(count, bool) else None
+        else:
+            made["cell_type"] = "markdown"
+            if (cell.get("id"), text) not in prose:
+                fence = "`" * (3 + max((len(run) for run in re.findall(r"`+", text)), default=0))
+                made["source"] = f"{fence}text\n{text}\n{fence}"
+        cells.append(made)
+    return {"cells": cells, "metadata": pristine["metadata"], "nbformat": 4, "nbformat_minor": 5}
+
+
+def _outputs(cell: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    outputs = cell.get("outputs")
+    for output in outputs if isinstance(outputs, list) else []:
+        if not isinstance(output, dict):
+            continue
+        data = output.get("data")
+        if output.get("output_type") == "error":
+            lines = output.get("traceback")
+            text = "\n".join(map(str, lines)) if isinstance(lines, list) else ""
+            found.append(_stream(text or f"{output.get('ename')}: {output.get('evalue')}"))
+        elif isinstance(data, dict):
+            image = comparing.sound(_joined(data.get("image/png")))
+            words = _words(_joined(data.get("text/html"))) or _joined(data.get("text/plain"))
+            if image:
+                found.append({"output_type": "display_data", "data": {"image/png": image}, "metadata": {}})
+            elif words:
+                found.append(_stream(words))
+        else:
+            found.append(_stream(_joined(output.get("text"))))
+    return [one for one in found if one.get("text") or one.get("data")]
+
+
+def _stream(text: str) -> dict[str, Any]:
+    plain = _ANSI.sub("", text)
+    cut = plain if len(plain) <= _TEXT else f"{plain[:_TEXT]}\n… ({len(plain) - _TEXT} more characters)"
+    return {"output_type": "stream", "name": "stdout", "text": f"{cut}\n" if cut else ""}
+
+
+def _words(markup: str) -> str:
+    """The words of a piece of HTML, one line for each row or block."""
+    lines = re.sub(r"</(tr|div|p|li|h\d)>|<br\s*/?>", "\n", re.sub(r"</t[dh]>", "   ", markup[:_TEXT]))
+    text = html.unescape(re.sub(r"<[^>]*>?", "", lines))
+    return "\n".join(line.strip() for line in text.split("\n") if line.strip())
+
+
+def _joined(value: Any) -> str:
+    return "".join(map(str, value)) if isinstance(value, list) else value if isinstance(value, str) else ""
+
+
+def _lay_lesson(folder: Path, book: Any, lesson: str) -> None:
+    """The lesson in release/ and in the gradebook: its graded, its answer and its locked cells."""
+    pristine = _pristine(lesson)
+    _save(folder / "release" / lesson / f"{lesson}.ipynb", pristine)
+    book.update_or_create_assignment(lesson)
+    book.update_or_create_notebook(lesson, lesson)
+    for cell in pristine["cells"]:
+        name = _name(cell)
+        if not name:
+            continue
+        meta = cell["metadata"]["nbgrader"]
+        kind, text = cell["cell_type"], source(cell)
+        if meta["grade"]:
+            points = float(meta["points"])
+            book.update_or_create_grade_cell(name, lesson, lesson, max_score=points, cell_type=kind)
+        if meta["solution"]:
+            book.update_or_create_solution_cell(name, lesson, lesson)
+        book.update_or_create_source_cell(
+            name, lesson, lesson, cell_type=kind, source=text, locked=meta["locked"], checksum=meta.get("checksum")
+        )
+
+
+def _lay_submission(
+    out: Path, folder: Path, book: Any, result: SubmissionResult, kept: Mapping[tuple[str, str, str], Mark]
+) -> None:
+    student, lesson = result.student, result.lesson
+    path = _notebook(out, result)
+    assert path is not None  # `lay` leaves the others out
+    notebook = harmless(parsed(path.read_bytes(), path.name), _pristine(lesson))
+    _save(folder / "autograded" / student / lesson / f"{lesson}.ipynb", notebook)
+    book.update_or_create_student(student)
+    book.update_or_create_submission(lesson, student)
+    by = {one.exercise: one for one in result.exercises}
+    submitted = book.find_submission_notebook(lesson, lesson, student)
+    for grade in submitted.grades:
+        one = by.get(grade.name.removesuffix("-check"))
+        mark = kept.get((student, lesson, grade.name.removesuffix("-check")))
+        _grade(grade, one, mark)
+    for comment in submitted.comments:
+        one, mark = by.get(comment.name), kept.get((student, lesson, comment.name))
+        comment.auto_comment = one.message if one else None
+        comment.manual_comment = (mark.comment or None) if mark else None
+    book.db.commit()
+
+
+def _grade(grade: Any, one: ExerciseResult | None, mark: Mark | None) -> None:
+    """Fill in one grade. Nothing stays at nbgrader's defaults, by which a cell that is gone would wait for ever."""
+    waits = one is not None and one.status == "needs-manual" and mark is None
+    grade.auto_score = min(max(one.points, 0.0), grade.max_score) if one and mark is None else grade.auto_score or 0.0
+    grade.needs_manual_grade = waits
+    if mark is None:
+        grade.manual_score = grade.extra_credit = None
+
+
+def _forget(folder: Path, book: Any, there: set[tuple[str, str]]) -> None:
+    """Take submissions out of the gradebook that are not among the results any more."""
+    for assignment in book.assignments:
+        for submission in list(assignment.submissions):
+            student, lesson = submission.student.id, assignment.name
+            if (student, lesson) not in there:
+                book.remove_submission(lesson, student)
+                shutil.rmtree(folder / "autograded" / student / lesson, ignore_errors=True)
+
+
+@contextmanager
+def _gradebook(folder: Path) -> Iterator[Any]:
+    try:
+        from nbgrader.api import Gradebook
+    except ImportError as error:
+        raise UserError("reading written answers needs nbgrader: pip install 'gpt2-small-gpu-lab[grading]'") from error
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        with Gradebook(f"sqlite:///{folder.resolve() / 'gradebook.db'}") as book:
+            yield book
+    except SQLAlchemyError as error:
+        raise UserError(f"the gradebook in {folder} cannot be used: {str(error).splitlines()[0]}") from error
+
+
+def _notebook(out: Path, result: SubmissionResult) -> Path | None:
+    """The notebook of a result that can be shown: as run again, else as handed in."""
+    for name in (result.regenerated_notebook, result.saved_notebook):
+        if name and (out / name).is_file():
+            try:
+                parsed((out / name).read_bytes(), name)
+            except UserError:
+                continue
+            return out / name
+    return None
+
+
+def _pristine(lesson: str) -> dict[str, Any]:
+    path = places.home() / "notebooks" / f"{lesson}.ipynb"
+    try:
+        return parsed(path.read_bytes(), path.name)
+    except OSError as error:
+        raise UserError(f"the lesson {lesson} is not in {path.parent}: run this inside the course's folder") from error
+
+
+def _cells(path: Path) -> dict[str, dict[str, Any]]:
+    """The cells of a notebook by their nbgrader name, the first of those that have the same."""
+    try:
+        notebook = parsed(path.read_bytes(), path.name)
+    except (OSError, UserError):
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    for cell in notebook["cells"]:
+        if name := _name(cell):
+            found.setdefault(name, cell)
+    return found
+
+
+def _name(cell: Mapping[str, Any]) -> str | None:
+    metadata = cell.get("metadata")
+    meta = metadata.get("nbgrader") if isinstance(metadata, dict) else None
+    name = meta.get("grade_id") if isinstance(meta, dict) else None
+    return name if isinstance(name, str) and name else None
+
+
+def _save(path: Path, notebook: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    executing.write_text(path, json.dumps(notebook, ensure_ascii=True, indent=1) + "\n")

@@ -1,0 +1,234 @@
+"""A sandbox for what learners wrote: bubblewrap, an unprivileged user, limits, no network, and nothing to see.
+
+Inside there are the system's libraries, this Python, ``/course`` with `labkit` and ``data/``, and an empty home in
+memory: no lessons, no hidden tests, no other submissions, no grades. All processes end with the sandbox. Limits of a
+process do not bind root: where the grader runs as root, the first thing inside is to become another user.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import places
+from ..units import UserError, show_bytes
+from . import wire
+
+HOME = "/home/learner"
+COURSE = "/course"
+INSTALL = "bubblewrap is not installed (apt install bubblewrap, or dnf install bubblewrap)"
+_FIRST_USER = 61_000  # of those that sandboxes run as; each has its own, for processes are counted by user
+_users = itertools.count()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bytes of data of one process (``memory``) and of all together (``total``), their number, the bytes of one file,
+    of open files, and of everything in home and /tmp (``scratch``)."""
+
+    memory: int = 6 * 2**30
+    total: int = 8 * 2**30
+    processes: int = 256
+    file: int = 256 * 2**20
+    files: int = 1024
+    scratch: int = 512 * 2**20
+
+
+def why_not() -> str | None:
+    """Why no sandbox can be made here, in words; None when one can."""
+    if not sys.platform.startswith("linux"):
+        return "the sandbox needs Linux"
+    if shutil.which("bwrap") is None:
+        return INSTALL
+    return _trial()
+
+
+@functools.cache
+def _trial() -> str | None:
+    tried = subprocess.run([*_walls(), *_system(), "--", "/bin/true"], capture_output=True, text=True)
+    if tried.returncode == 0:
+        return None
+    return f"bubblewrap cannot make a sandbox here: {(tried.stderr.strip().splitlines() or ['no reason given'])[-1]}"
+
+
+def require() -> None:
+    """Raises `UserError` saying what to do when no sandbox can be made."""
+    reason = why_not()
+    if reason:
+        raise UserError(f"{reason}; --no-sandbox grades without, which is only for submissions that you trust")
+
+
+class Sandbox:
+    """Starts Python modules of labkit behind walls (``walled``), or, for submissions that one trusts, without."""
+
+    def __init__(self, limits: Limits | None = None, *, walled: bool = True, threads: int = 2):
+        self.limits, self.walled, self.threads = limits or Limits(), walled, threads
+        self._folders: list[str] = []
+
+    def setup(self, **more: Any) -> dict[str, Any]:
+        """The first message to a process of this sandbox; see `inside.restrict`."""
+        if not self.walled:
+            return more
+        limits = {k: v for k, v in asdict(self.limits).items() if k not in ("total", "scratch")}
+        user = _FIRST_USER + (os.getpid() * 31 + next(_users)) % 4000 if os.getuid() == 0 else None
+        return {"limits": limits, "user": user, **more}
+
+    def launch(self, module: str) -> wire.Process:
+        """Start ``python -m module`` in a sandbox of its own; it ends with `wire.Process.kill`."""
+        if not self.walled:
+            folder = tempfile.mkdtemp(prefix="labkit-unwalled-")
+            self._folders.append(folder)
+            return wire.Process([sys.executable, "-m", module], _outside(folder, self.threads), folder)
+        command = [*_walls(), *_system(), *_python(), *_course(), *_card(), *_home(self.limits.scratch)]
+        command += _environment(self.threads)
+        return Watched([*command, "--", sys.executable, "-m", module], self.limits.total)
+
+    def close(self) -> None:
+        """Remove what processes without walls left behind."""
+        while self._folders:
+            shutil.rmtree(self._folders.pop(), ignore_errors=True)
+
+
+class Watched(wire.Process):
+    """A sandbox whose processes are ended when together they take more than `most` bytes; ``ended`` says so."""
+
+    def __init__(self, command: list[str], most: int):
+        super().__init__(command, {"PATH": os.environ.get("PATH", os.defpath)}, "/")
+        self.ended = ""
+        self._most = most
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while self.popen.poll() is None:
+            taken, processes = _private_bytes(self.popen.pid)
+            if taken > self._most:
+                self.ended = f"it took more than {show_bytes(self._most)} of memory, in {processes} processes"
+                self.popen.kill()
+                return
+            time.sleep(0.25)
+
+
+def _private_bytes(top: int) -> tuple[int, int]:
+    """Bytes of memory that the processes below `top` have for themselves (what a fork has not yet copied counts
+    again), and how many they are."""
+    children: dict[int, list[int]] = {}
+    sizes: dict[int, int] = {}
+    page = os.sysconf("SC_PAGE_SIZE")
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            stat = Path(f"/proc/{entry}/stat").read_text()
+            resident, shared = Path(f"/proc/{entry}/statm").read_text().split()[1:3]
+        except OSError:  # it has ended
+            continue
+        children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry))
+        sizes[int(entry)] = page * (int(resident) - int(shared))
+    total, below = 0, [top]
+    for process in below:
+        total += sizes.get(process, 0)
+        below += children.get(process, [])
+    return total, len(below)
+
+
+def _walls() -> list[str]:
+    """New namespaces for everything. Root keeps only the right to become another user, and gives that up inside."""
+    command = ["bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    command += ["--die-with-parent", "--new-session", "--hostname", "course"]
+    if os.getuid() == 0:
+        return [*command, "--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    return [*command, "--unshare-user"]
+
+
+def _system() -> list[str]:
+    command = ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm"]
+    for folder in ("/usr", "/lib", "/lib64", "/bin", "/sbin"):
+        if os.path.islink(folder):
+            command += ["--symlink", os.readlink(folder), folder]
+        elif os.path.isdir(folder):
+            command += ["--ro-bind", folder, folder]
+    for file in ("/etc/ld.so.cache", "/etc/alternatives", "/etc/fonts", "/etc/localtime"):
+        command += ["--ro-bind-try", file, file]
+    return command
+
+
+def _python() -> list[str]:
+    """This Python and its packages, read-only, at their own places."""
+    inside: list[str] = []
+    for folder in sorted({os.path.realpath(sys.base_prefix), os.path.realpath(sys.prefix), sys.prefix}):
+        if not any(folder == above or folder.startswith(above + os.sep) for above in [*inside, "/usr"]):
+            inside.append(folder)
+    return [word for folder in inside for word in _shown(folder, folder)]
+
+
+def _course() -> list[str]:
+    """`labkit` and data/, and what links in data/ point to."""
+    package, data = Path(__file__).resolve().parents[1], places.home() / "data"
+    command = _shown(str(package), f"{COURSE}/labkit")
+    if data.is_dir():
+        command += _shown(str(data.resolve()), f"{COURSE}/data")
+        for entry in [*data.iterdir(), *data.glob("models/*")]:
+            if entry.is_symlink() and entry.exists():
+                command += _shown(str(entry.resolve()), str(entry.resolve()))
+    return command
+
+
+def _card() -> list[str]:
+    """The devices of a card, where there is one."""
+    devices = [str(p) for p in sorted(Path("/dev").glob("nvidia*"))]
+    command = [word for device in devices for word in ("--dev-bind", device, device)]
+    return [*command, "--ro-bind", "/sys", "/sys"] if devices else command
+
+
+def _home(scratch: int) -> list[str]:
+    command = [*_parents(HOME), "--perms", "1777", "--size", str(scratch), "--tmpfs", HOME]
+    command += ["--perms", "1777", "--size", str(scratch), "--tmpfs", "/tmp", "--chdir", HOME]
+    command += ["--perms", "1777", "--dir", "/tmp/matplotlib"]
+    return command + [word for f in _fonts() for word in ("--ro-bind", f, f"/tmp/matplotlib/{Path(f).name}")]
+
+
+@functools.cache
+def _fonts() -> list[str]:
+    """matplotlib's list of fonts: making it takes seconds, in each sandbox anew."""
+    import matplotlib.font_manager  # importing it makes the list
+
+    return [str(p) for p in Path(matplotlib.get_cachedir()).glob("fontlist-*.json")]
+
+
+def _environment(threads: int) -> list[str]:
+    values = {
+        "PATH": "/usr/bin:/bin", "HOME": HOME, "USER": "learner", "LOGNAME": "learner", "LANG": "C.UTF-8",
+        "PYTHONPATH": COURSE, "PYTHONDONTWRITEBYTECODE": "1", "LABKIT_HOME": COURSE, "LABKIT_RUN": f"{HOME}/run",
+        "MPLCONFIGDIR": "/tmp/matplotlib", "OMP_NUM_THREADS": str(threads),
+        "TORCHINDUCTOR_CACHE_DIR": "/tmp/inductor", "HF_HUB_OFFLINE": "1",
+    }  # fmt: skip
+    values |= {k: os.environ[k] for k in ("LABKIT_CARD", "LABKIT_BUDGET", "CUDA_VISIBLE_DEVICES") if k in os.environ}
+    return ["--clearenv", *(word for k, v in values.items() for word in ("--setenv", k, v))]
+
+
+def _outside(folder: str, threads: int) -> dict[str, str]:
+    package = str(Path(__file__).resolve().parents[2])
+    more = {"LABKIT_RUN": f"{folder}/run", "LABKIT_HOME": str(places.home()), "OMP_NUM_THREADS": str(threads)}
+    return {**os.environ, **more, "PYTHONPATH": package}
+
+
+def _shown(source: str, target: str) -> list[str]:
+    return [*_parents(target), "--ro-bind", source, target]
+
+
+def _parents(target: str) -> Iterable[str]:
+    """Folders above a mount, readable for everybody: bubblewrap makes them for root alone."""
+    for folder in reversed(list(Path(target).parents)[:-1]):
+        if str(folder) not in ("/usr", "/bin", "/lib"):
+            yield from ("--perms", "0755", "--dir", str(folder))
