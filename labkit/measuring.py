@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Experiment = Callable[..., Callable[[], Any]]
 STEADY_STEP = 4
+LITTLE = 64 * 1024  # bytes beside the workspaces that are not worth a collection: libraries keep a few hundred
 _OPTIONS = ("name", "repeats", "trace", "nearest", "isolate", "card", "on", "record", "stateless")
 
 
@@ -185,9 +186,9 @@ def _on_card(run: _Run, limit: int | None, repeats: int, trace: bool) -> Report:
 
     device = torch.device("cuda", torch.cuda.current_device())
     warm_workspaces(device)
-    before = release()
+    before = release(_held_workspaces(device) + LITTLE)
     report, oom = _passes(run, device, limit, repeats, trace)
-    after = release()
+    after = release(before)
     if oom and trace:
         report, after = _explained(run, device, report, before)
     return replace(report, leftover_bytes=max(0, after - before), provenance=machine.provenance())
@@ -263,7 +264,7 @@ def _explained(run: _Run, device: torch.device, report: Report, before: int) -> 
         notes = (*report.notes, "the failure did not come again under the tracer: its place is not known")
         report = replace(report, notes=notes)
     del tracer
-    return report, release()
+    return report, release(before)
 
 
 def _fails(run: _Run, device: torch.device, tracer: memory.Tracer) -> bool:
@@ -316,15 +317,19 @@ def _held_workspaces(device: torch.device) -> int:
     return min(torch.cuda.memory_allocated(), sum(workspaces(torch.cuda.get_device_capability(device))))
 
 
-def release() -> int:
-    """Collect cycles, hand cached segments back to the driver, and return the bytes still allocated."""
+def release(floor: int = 0) -> int:
+    """Collect cycles, hand cached segments back to the driver, and return the bytes still allocated.
+
+    Where no more than `floor` bytes are allocated, there is nothing to collect: one collection takes 0.2 s once
+    transformers and a compiler are loaded.
+    """
     import torch
 
     last = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if isinstance(last, torch.OutOfMemoryError):  # the interpreter keeps the last traceback, and with it every frame
         forget(last)
     for _ in range(3):  # finalisers of one pass can free more
-        if not gc.collect():
+        if torch.cuda.memory_allocated() <= floor or not gc.collect():
             break
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -440,8 +445,9 @@ def _nearest(run: _Run, limit: int | None, card: str | None) -> tuple[str, ...]:
 def _fitting(run: _Run, limit: int | None) -> Report:
     import torch
 
-    report, _ = _passes(run, torch.device("cuda", torch.cuda.current_device()), limit, repeats=0, trace=False)
-    release()
+    device = torch.device("cuda", torch.cuda.current_device())
+    report, _ = _passes(run, device, limit, repeats=0, trace=False)
+    release(_held_workspaces(device) + LITTLE)
     return report
 
 

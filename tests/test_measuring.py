@@ -159,6 +159,17 @@ def test_a_traceback_kept_by_the_interpreter_does_not_hold_memory(card, monkeypa
     assert measuring.release() == 0
 
 
+def test_cycles_are_collected_only_where_something_is_left(card, monkeypatch):
+    collected = []
+    monkeypatch.setattr(measuring.gc, "collect", lambda: collected.append(1) or 0)
+    block = Block(card, GiB)
+    measuring.release(floor=GiB)
+    assert not collected
+    measuring.release(floor=GiB - 1)
+    assert collected
+    del block
+
+
 def test_other_errors_are_not_swallowed_and_lift_the_budget(card):
     def broken(device):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
