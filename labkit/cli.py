@@ -224,6 +224,35 @@ def submit(
     print(f"{bundle.lesson}\n{look.text()}\n  {'written':9s} {path} ({size}): notebook, {len(bundle.rows)} ledger rows")
 
 
+@app.command()
+def grade(
+    submissions: Annotated[Path, typer.Argument(help="The folder with SUBMISSIONS/<student>/<lesson>.ipynb in it.")],
+    out: Annotated[Path, typer.Option(help="The folder of results; grading goes on in it after an interruption.")],
+    jobs: Annotated[int, typer.Option(min=1, help="Submissions graded at the same time.")] = 1,
+    hidden: Annotated[Path | None, typer.Option(help="The hidden tests; instructor/hidden by default.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh/--resume", help="Grade everything again.")] = False,
+    exercises_only: Annotated[
+        bool, typer.Option("--exercises-only", help="Score the exercises without running whole notebooks again.")
+    ] = False,
+    no_sandbox: Annotated[
+        bool, typer.Option("--no-sandbox", help="Without walls, for submissions that you trust.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds that one cell may take when it is run again.")] = 120,
+) -> None:
+    """For instructors: scores, feedback pages and a class summary of a folder of submissions.
+
+    Example: labkit grade submissions --out graded --jobs 2
+    """
+    try:
+        from .grading import grader
+    except ImportError as error:
+        raise UserError(f"grading needs {error.name}: pip install 'gpt2-small-gpu-lab[grading]'") from error
+    options = grader.Options(jobs, not no_sandbox, fresh, exercises_only, timeout)
+    code = grader.grade(submissions, out, hidden=hidden, options=options)
+    print(f"{out / 'scores.csv'}\n{out / 'summary.html'}\n{out / 'feedback'}")
+    raise typer.Exit(code)
+
+
 if __name__ == "__main__":
     with contextlib.suppress(BrokenPipeError):
         main()

@@ -22,7 +22,7 @@ from typing import Any
 
 from .. import places
 from ..units import UserError
-from . import hidden, lessons, running, slicing, wire
+from . import hidden, lessons, matching, running, slicing, wire
 from .outcomes import ExerciseResult
 from .runner import Outcome, Runner, plain_launch
 from .slicing import Cell
@@ -114,7 +114,8 @@ def grade(
     at = next((i for i, c in enumerate(sheet) if c.id == task.answer and c.role == "answer"), None)
     if at is None:
         return dataclasses.replace(blank, message="the answer's cell is not there")
-    if _bare(sheet[at].source) == _bare(ours):
+    sheet = _with_additions(task, sheet, at)
+    if matching.bare(sheet[at].source) == matching.bare(ours):
         return blank
     seed = seed_of(student, lesson.name, task.name) if seed is None else seed
     test = trusted.ask("cases", task.name, seed=seed) if task.kind == "code" else None
@@ -268,9 +269,13 @@ def _text(message: dict[str, Any], key: str) -> str:
     return str(message.get(key, ""))[:300]
 
 
-def _bare(source: str) -> str:
-    """A source without what does not count: spaces at the ends of lines, empty lines at the ends."""
-    return "\n".join(line.rstrip() for line in source.strip().split("\n"))
+def _with_additions(task: lessons.Task, sheet: Sequence[Cell], at: int) -> list[Cell]:
+    """The sheet with the answer's cell followed, in itself, by the cells that the learner added between it and the
+    check and that give the answer anew: the check would see what they leave."""
+    end = next((i for i, c in enumerate(sheet) if i > at and c.role == "check"), len(sheet))
+    more = [c for c in sheet[at + 1 : end] if c.role == "own" and task.variable in slicing.binds(c.source)]
+    source = "\n".join(c.source for c in (sheet[at], *more))
+    return [*sheet[:at], dataclasses.replace(sheet[at], source=source), *sheet[at + 1 :]]
 
 
 class Trial:
