@@ -14,7 +14,7 @@ VENV := .venv/bin
 # a Python asked for by name rebuilds .venv when it is another one; the default never throws an environment away
 RECREATE := $(if $(filter command,$(origin PYTHON)),--recreate)
 .DEFAULT_GOAL := help
-.PHONY: help setup course lab test test-fast test-gpu lint notebooks solutions bench-memory lock clean
+.PHONY: help setup course lab test test-fast test-gpu test-grading lint notebooks solutions bench-memory lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -31,14 +31,18 @@ lab: setup ## copy notebooks/ to work/ once and open JupyterLab there
 
 test: setup lint ## everything that CI runs: lint, every test that needs no card, every notebook untouched
 	@$(VENV)/labkit fetch || echo "going on without it: lessons then show reference rows instead"
-	LABKIT_RUN="$(CURDIR)/runs/nbmake" $(VENV)/python -m pytest -n $(WORKERS) --nbmake --nbmake-timeout=600 tests notebooks
+	LABKIT_RUN="$(CURDIR)/runs/nbmake" $(VENV)/python -m pytest -n $(WORKERS) -m "not grading" --nbmake --nbmake-timeout=600 tests notebooks
 
 test-fast: setup ## the quick tests, under 3 minutes
-	$(VENV)/python -m pytest -n $(WORKERS) -m "not slow" tests
+	$(VENV)/python -m pytest -n $(WORKERS) -m "not slow and not grading" tests
 
 test-gpu: setup ## the tests that need a card, and every notebook on it
 	$(VENV)/python -m pytest -m gpu tests
 	LABKIT_RUN="$(CURDIR)/runs/nbmake" $(VENV)/python -m pytest --nbmake --nbmake-timeout=1200 notebooks
+
+test-grading: setup ## grading: every attack and every answer, in sandboxes (Linux, bubblewrap; about 20 minutes)
+	@command -v bwrap >/dev/null || { echo "the sandbox needs bubblewrap: apt install bubblewrap" >&2; exit 1; }
+	$(VENV)/python -m pytest -n $(WORKERS) -m grading tests
 
 lint: setup ## ruff (style and format) and mypy (types)
 	$(VENV)/ruff check .
