@@ -29,13 +29,14 @@ from .submissions import Submission
 @dataclass(frozen=True)
 class Options:
     """How to grade: how many submissions at once, in a sandbox or not, keeping results that are there or not, with the
-    whole notebook run again or exercises only, and the seconds that one of its cells may take."""
+    whole notebook run again or exercises only, the seconds that one of its cells may take and those of an answer."""
 
     jobs: int = 1
     walled: bool = True
     fresh: bool = False
     exercises_only: bool = False
     cell_seconds: float = rerun.CELL_SECONDS
+    answer_seconds: float = session.ANSWER_SECONDS
     limits: Limits = field(default_factory=Limits)
 
 
@@ -154,7 +155,10 @@ def _graded(
     runner = Runner(lambda: sandbox.launch("labkit.grading.inside"), sandbox.setup(preload=session.modules(lesson)))
     try:
         found = [
-            session.grade(lesson, task, submission.sheet, trusted, runner, student=student) for task in lesson.tasks
+            session.grade(
+                lesson, task, submission.sheet, trusted, runner, student=student, seconds=options.answer_seconds
+            )
+            for task in lesson.tasks
         ]
     finally:
         runner.close()
