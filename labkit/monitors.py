@@ -97,8 +97,8 @@ def exponents(tensors: torch.Tensor | Iterable[torch.Tensor], *, most: int | Non
         flat = part.detach().flatten()
         if most is not None and flat.numel() > most:
             flat = flat[:: -(-flat.numel() // most)]
-        flat = flat.float().abs()
-        found.append(flat[(flat > 0) & flat.isfinite()].log2().cpu())
+        logs = flat.float().abs().log2()  # of 0, inf and nan: not finite either
+        found.append(logs[logs.isfinite()].cpu())
     return torch.cat(found)
 
 
@@ -144,10 +144,11 @@ def _forward_hook(found: Watched, path: str) -> Any:
         tensor = _tensor(output)
         if tensor is None:
             return
-        found.activations[path] = _activation(tensor)
+        seen = found.activations[path] = _activation(tensor)
         if found.trouble is None and not any(module.children()):
             _blame(found, "forward", path, "input", _tensor(inputs))
-        _blame(found, "forward", path, "output", tensor)
+        if not seen.finite:
+            _blame(found, "forward", path, "output", tensor)
         if tensor.requires_grad:
             tensor.register_hook(lambda gradient: _blame(found, "backward", path, "gradient", gradient))
 
@@ -158,8 +159,16 @@ def _blame(found: Watched, phase: str, path: str, what: str, tensor: torch.Tenso
     if found.trouble is not None or tensor is None or not tensor.is_floating_point():
         return
     tensor = tensor.detach()
-    if not bool(tensor.isfinite().all()):
+    if not math.isfinite(_largest(tensor)):
         found.trouble = Trouble(phase, path, what, "nan" if bool(tensor.isnan().any()) else "inf")
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    """The largest magnitude; inf or nan where one value is (`torch.aminmax` hands nan on)."""
+    if not tensor.numel():
+        return 0.0
+    low, high = tensor.aminmax()
+    return max(-float(low), float(high))
 
 
 def _tensor(value: Any) -> torch.Tensor | None:
@@ -174,13 +183,14 @@ def _tensor(value: Any) -> torch.Tensor | None:
 
 
 def _activation(tensor: torch.Tensor) -> Activation:
+    import torch
+
     flat = tensor.detach().flatten()
-    wide = flat.float()
-    kept = exponents(flat, most=KEPT)
+    count, largest = flat.numel(), _largest(flat)
     return Activation(
-        rms=float(wide.double().square().mean().sqrt()),
-        largest=float(wide.abs().max()) if wide.numel() else 0.0,
-        zero_share=float((wide == 0).double().mean()),
-        finite=bool(wide.isfinite().all()),
-        exponents=tuple(kept.tolist()),
+        rms=float(torch.linalg.vector_norm(flat.float(), dtype=torch.float64)) / math.sqrt(max(1, count)),
+        largest=largest,
+        zero_share=1 - int(flat.count_nonzero()) / count if count else 0.0,
+        finite=math.isfinite(largest),
+        exponents=tuple(exponents(flat, most=KEPT).tolist()),
     )

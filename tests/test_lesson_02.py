@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from lesson_cells import Lesson, assert_code, assert_number, assert_right, assert_written, assert_wrong
+from lesson_cells import Lesson, assert_code, assert_number, assert_right, assert_written, assert_wrong, run
 
 import labkit as lab
 from labkit import recipes
@@ -65,6 +66,8 @@ def test_exercise_1_the_solution_is_right() -> None:
         (tokens(d=768, blocks=12), 0, "small gpt2"),
         (tokens(saved=86), 0, "86"),
         (tokens(saved=114), 0, "114"),
+        (tokens(head=2), 0, "shares"),
+        (2 * 354_823_168 / (28 * 1024 * 24), 0.5, "multiplied"),
         (1e9, 0, "large"),
         (None, 0, "number"),
         ("1024 tokens", 0, "number"),
@@ -269,6 +272,20 @@ def test_the_terms_are_what_is_alive_at_the_peak(precision: str) -> None:
         assert held == pytest.approx(nbytes, rel=0.01), term  # small ones are left out: statistics of rows
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_gelu_in_one_kernel_keeps_48_bytes_less(precision: str) -> None:
+    training = functions("training", "training", recipes=recipes)["training"]
+    peaks = [
+        lab.measure(
+            training, batch=2, seq=1024, precision=precision, card="h200", repeats=0, trace=False, stateless=True,
+            nearest=False, record=False, activation_function=activation,
+        ).steady.requested_bytes
+        for activation in ("gelu_new", "gelu_pytorch_tanh")
+    ]  # fmt: skip
+    assert "less = 48 * d * L" in cells()["limits"]
+    assert peaks[0] - peaks[1] == pytest.approx(48 * 2 * 1024 * 768 * 12, rel=0.01)
+
+
 def test_a_scaler_by_hand_goes_as_pytorchs_does() -> None:
     hand = functions("scaler", "HandScaler")["HandScaler"](2.0**20, interval=3)
     weight = torch.nn.Parameter(torch.ones(1))
@@ -305,3 +322,30 @@ def test_in_float32_leaves_autocast_for_one_module() -> None:
         assert layer(x).dtype is torch.bfloat16
         got = kept(x)
     assert torch.equal(got, layer(x))
+
+
+def verdict_of_free(**minus: list[float]) -> str:
+    """The verdict on "AMP is free" when the ways differ from fp32 by so much, seed by seed; "amp-fp16" skips a step."""
+    given = {"fp32": [0.0] * 3, "amp-bf16": [1e-4] * 3, "amp-fp16": [-1e-4] * 3, "bf16": [0.01] * 3, **minus}
+    rows = [
+        {"what": way, "minus": values, "skipped": [int(way == "amp-fp16")] * 3, "steps": 6}
+        for way, values in given.items()
+    ]
+    settled: dict[str, Any] = {}
+    stub = SimpleNamespace(
+        training=lab.training,
+        models=SimpleNamespace(has=lambda name: False),
+        reference=lambda name: [],
+        settle=lambda key, **what: settled.update(what),
+    )
+    names = {"lab": stub, "on_card": False, "WAYS": ("fp32", "amp-bf16", "amp-fp16", "bf16"), "here": "cpu"}
+    run(cells()["pretrained"], {**names, "facts_of": lambda name: rows})
+    assert "pure bf16 +0.0100" in settled["measured"] or "bf16" in minus
+    return str(settled["verdict"])
+
+
+def test_the_verdict_on_free_can_fail() -> None:
+    assert verdict_of_free() == "holds"
+    assert verdict_of_free(**{"amp-bf16": [0.002] * 3}) == "does not hold"
+    assert verdict_of_free(**{"amp-fp16": [0.002] * 3}).startswith("holds when no step is skipped")
+    assert verdict_of_free(bf16=[5e-4] * 3) == "does not hold"  # the control shows nothing: nothing can be told
