@@ -184,6 +184,20 @@ def test_there_is_a_page_for_each_student_and_written_answers_wait(tmp_path):
     assert "✗ could not be read" in pages[4].read_text() and "the file is not JSON" in pages[4].read_text()
 
 
+def test_a_page_of_somebody_who_has_no_result_any_more_goes(tmp_path):
+    graded.small_class(tmp_path)
+    feedback.write(tmp_path)
+    outcomes.path(tmp_path, "eve", LESSON).unlink()
+    assert "eve" not in [p.stem for p in feedback.write(tmp_path)]
+    assert not (tmp_path / "feedback" / "eve.html").exists()
+
+
+def test_a_file_that_is_no_lessons_has_one_line(tmp_path):
+    none = outcomes.ExerciseResult("zed", "99_none", "", 0, 0, "unreadable", "names no lesson")
+    outcomes.save(tmp_path, outcomes.SubmissionResult("zed", "99_none", "zed/x.ipynb", (none,)))
+    assert "the whole file" in feedback.write(tmp_path)[0].read_text()
+
+
 def test_a_check_that_says_something_else_when_run_again_is_shown_with_both(tmp_path):
     again = session()
     again[4] |= {"status": "wrong", "points": 0, "message": "too large."}

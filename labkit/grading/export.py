@@ -25,7 +25,7 @@ from pathlib import Path
 from .. import executing
 from ..progress import label
 from ..units import UserError
-from . import outcomes
+from . import manual, outcomes
 from .outcomes import SubmissionResult
 
 KINDS = ("moodle", "canvas", "plain")
@@ -70,7 +70,7 @@ def write(
     provisional: bool = False,
     results: Sequence[SubmissionResult] | None = None,
 ) -> Exported:
-    """Write ``OUT/export-<kind>.csv`` from `results` (those in `out` unless given).
+    """Write ``OUT/export-<kind>.csv`` from `results` (those in `out`, marks counted in, unless given).
 
     `kind` is one of `KINDS`; `roster` is needed for all but ``plain``. With `provisional`, written answers that nobody
     has read count what they have so far. Raises `UserError` for another kind, a roster that lacks what identifies
@@ -80,7 +80,7 @@ def write(
         raise UserError(f"export {kind!r} is not one of {', '.join(KINDS)}")
     if kind != "plain" and roster is None:
         raise UserError(f"an export for {kind} needs --roster FILE: a CSV with a column {FOLDER!r} and {_asked(kind)}")
-    found = outcomes.load_all(out) if results is None else list(results)
+    found = manual.apply(out, outcomes.load_all(out)) if results is None else list(results)
     by: dict[str, dict[str, SubmissionResult]] = {}
     for result in found:
         by.setdefault(result.student, {})[result.lesson] = result

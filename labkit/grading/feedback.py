@@ -15,7 +15,7 @@ from ..pages import page, rich, safe, table
 from ..progress import label
 from ..show import number
 from ..units import UserError
-from . import comparing, outcomes
+from . import comparing, manual, outcomes
 from .outcomes import ExerciseResult, SubmissionResult
 
 WORDS = {
@@ -45,13 +45,16 @@ FIGURE_BYTES = 12_000_000  # of images on one page, as base64
 
 
 def write(out: Path) -> list[Path]:
-    """Write ``OUT/feedback/<student>.html`` for every student with a result in `out`; returns the paths.
+    """Write ``OUT/feedback/<student>.html`` for every student with a result in `out`, a reader's marks counted in.
 
     Raises `UserError` when there are no results, or a page cannot be written.
     """
     students: dict[str, list[SubmissionResult]] = {}
-    for result in outcomes.load_all(out):
+    for result in manual.apply(out, outcomes.load_all(out)):
         students.setdefault(result.student, []).append(result)
+    for stray in (out / "feedback").glob("*.html"):
+        if stray.stem not in students:
+            stray.unlink()
     return [write_one(out, student, results) for student, results in students.items()]
 
 
@@ -131,7 +134,7 @@ def _exercises(result: SubmissionResult) -> str:
         notes = "".join(f"<br><small>{rich(note)}</small>" for note in one.notes)
         rows.append(
             (
-                f"<b>{safe(one.exercise)}</b>",
+                f"<b>{safe(one.exercise or 'the whole file')}</b>",
                 safe(WORDS[one.status]),
                 safe(points(one)),
                 f"{rich(one.message)}{notes}" if one.message or notes else "–",

@@ -1,8 +1,8 @@
 """Results as a course folder of nbgrader, so that its formgrader shows the written answers and takes marks for them.
 
-``OUT/nbgrader`` gets ``release/`` (the lesson as learners get it), ``autograded/<student>/<lesson>/`` (the notebook that
-was run again) and ``gradebook.db``. There is no ``submitted/``, on purpose: formgrader would offer to autograde it, and
-nbgrader runs what it autogrades without a sandbox.
+``OUT/nbgrader`` gets ``release/`` (the lesson as learners get it), ``autograded/<student>/<lesson>/`` (the notebook as
+it was run again) and ``gradebook.db``. There is no ``submitted/``, on purpose: formgrader would offer to autograde it,
+and nbgrader runs what it autogrades without a sandbox.
 
 Formgrader shows a notebook inside a page that may do everything its reader may do on the Jupyter server. Therefore only
 text and sound PNG images of a learner's notebook get there: no HTML, no script, no prose that is not the lesson's own.
@@ -13,9 +13,12 @@ from __future__ import annotations
 import hashlib
 import html
 import json
+import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,33 +32,35 @@ from .outcomes import ExerciseResult, SubmissionResult
 
 FOLDER = "nbgrader"
 CONFIG = "nbgrader_config.py"
+COURSE = "labkit"  # as in that file
 _TEXT = 20_000  # characters of one output
+Key = tuple[str, str, str]  # student, lesson, exercise
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What a reader gave one exercise: points, a comment, and the digest of the answer that was read."""
+    """What a reader gave one exercise: points (None: only a comment), and the digest of the answer that was read."""
 
     student: str
     lesson: str
     exercise: str
-    points: float
+    points: float | None
     comment: str
     answer: str
 
     @property
-    def key(self) -> tuple[str, str, str]:
+    def key(self) -> Key:
         """Whose mark of what."""
         return self.student, self.lesson, self.exercise
 
 
-def lay(out: Path, results: Sequence[SubmissionResult], kept: Mapping[tuple[str, str, str], Mark]) -> Path:
+def lay(out: Path, results: Sequence[SubmissionResult], kept: Mapping[Key, Mark], stale: Collection[Key] = ()) -> Path:
     """Lay `results` into ``OUT/nbgrader``; returns that folder.
 
-    `kept` are the marks that still hold; a mark in the gradebook that is not among them is taken back, because the
-    answer that it was given for is another one now. What is no longer in `results` leaves the gradebook. Raises
-    `UserError` when nbgrader is missing or the folder cannot be written.
+    `kept` are the marks that hold, `stale` those to take back, because the answer that they were given for is another
+    one now. What is no longer in `results` leaves the gradebook. Raises `UserError` when nbgrader is missing or the
+    folder cannot be written.
     """
     folder = out / FOLDER
     try:
@@ -68,14 +73,14 @@ def lay(out: Path, results: Sequence[SubmissionResult], kept: Mapping[tuple[str,
                 _lay_lesson(folder, book, lesson)
             _forget(folder, book, {(r.student, r.lesson) for r in shown})
             for result in shown:
-                _lay_submission(out, folder, book, result, kept)
+                _lay_submission(out, folder, book, result, kept, stale)
     except OSError as error:
         raise UserError(f"cannot write to {folder}: {error.strerror or error}") from error
     return folder
 
 
 def marks(out: Path) -> list[Mark]:
-    """What readers have given so far in ``OUT/nbgrader``: every grade with a score typed in, with its comment.
+    """What readers have given so far in ``OUT/nbgrader``: every score and every comment that somebody typed in.
 
     An answer is known by the notebook that the reader saw. Points below zero count as zero, those above the maximum as
     the maximum; extra credit is added to that.
@@ -92,14 +97,10 @@ def marks(out: Path) -> list[Mark]:
                     cells = _cells(folder / "autograded" / student / lesson / f"{lesson}.ipynb")
                     comments = {c.name: c.manual_comment or "" for c in notebook.comments}
                     for grade in notebook.grades:
-                        if grade.manual_score is None or grade.needs_manual_grade:
-                            continue
-                        exercise = grade.name.removesuffix("-check")
-                        points = min(max(grade.manual_score, 0.0), grade.max_score) + max(
-                            grade.extra_credit or 0.0, 0.0
-                        )
-                        digest_ = digest(cells, exercise)
-                        found.append(Mark(student, lesson, exercise, points, comments.get(exercise, ""), digest_))
+                        name = grade.name.removesuffix("-check")
+                        points, comment = _given(grade), comments.get(name, "")
+                        if points is not None or comment:
+                            found.append(Mark(student, lesson, name, points, comment, digest(cells, name)))
     return found
 
 
@@ -166,7 +167,7 @@ def _outputs(cell: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _stream(text: str) -> dict[str, Any]:
-    plain = _ANSI.sub("", text)
+    plain = _ANSI.sub("", text).rstrip("\n")
     cut = plain if len(plain) <= _TEXT else f"{plain[:_TEXT]}\n… ({len(plain) - _TEXT} more characters)"
     return {"output_type": "stream", "name": "stdout", "text": f"{cut}\n" if cut else ""}
 
@@ -205,7 +206,7 @@ def _lay_lesson(folder: Path, book: Any, lesson: str) -> None:
 
 
 def _lay_submission(
-    out: Path, folder: Path, book: Any, result: SubmissionResult, kept: Mapping[tuple[str, str, str], Mark]
+    out: Path, folder: Path, book: Any, result: SubmissionResult, kept: Mapping[Key, Mark], stale: Collection[Key]
 ) -> None:
     student, lesson = result.student, result.lesson
     path = _notebook(out, result)
@@ -217,23 +218,33 @@ def _lay_submission(
     by = {one.exercise: one for one in result.exercises}
     submitted = book.find_submission_notebook(lesson, lesson, student)
     for grade in submitted.grades:
-        one = by.get(grade.name.removesuffix("-check"))
-        mark = kept.get((student, lesson, grade.name.removesuffix("-check")))
-        _grade(grade, one, mark)
+        name = grade.name.removesuffix("-check")
+        if (student, lesson, name) in stale:
+            grade.manual_score = grade.extra_credit = None
+        _grade(grade, by.get(name), kept.get((student, lesson, name)))
     for comment in submitted.comments:
-        one, mark = by.get(comment.name), kept.get((student, lesson, comment.name))
-        comment.auto_comment = one.message if one else None
-        comment.manual_comment = (mark.comment or None) if mark else None
+        mark = kept.get((student, lesson, comment.name))
+        comment.auto_comment = by[comment.name].message if comment.name in by else None
+        if (student, lesson, comment.name) in stale or mark:
+            comment.manual_comment = (mark.comment or None) if mark else None
     book.db.commit()
 
 
 def _grade(grade: Any, one: ExerciseResult | None, mark: Mark | None) -> None:
     """Fill in one grade. Nothing stays at nbgrader's defaults, by which a cell that is gone would wait for ever."""
-    waits = one is not None and one.status == "needs-manual" and mark is None
-    grade.auto_score = min(max(one.points, 0.0), grade.max_score) if one and mark is None else grade.auto_score or 0.0
-    grade.needs_manual_grade = waits
-    if mark is None:
-        grade.manual_score = grade.extra_credit = None
+    written = one is not None and one.status == "needs-manual"
+    grade.auto_score = None if written else min(max(one.points, 0.0), grade.max_score) if one else 0.0
+    if mark and mark.points is not None:
+        grade.manual_score = min(mark.points, grade.max_score)
+        grade.extra_credit = mark.points - grade.max_score if mark.points > grade.max_score else None
+    grade.needs_manual_grade = written and grade.manual_score is None
+
+
+def _given(grade: Any) -> float | None:
+    """The points that a reader typed in, extra credit included."""
+    if grade.manual_score is None or grade.needs_manual_grade:
+        return None
+    return float(min(max(grade.manual_score, 0.0), grade.max_score) + max(grade.extra_credit or 0.0, 0.0))
 
 
 def _forget(folder: Path, book: Any, there: set[tuple[str, str]]) -> None:
@@ -252,13 +263,18 @@ def _gradebook(folder: Path) -> Iterator[Any]:
         from nbgrader.api import Gradebook
     except ImportError as error:
         raise UserError("reading written answers needs nbgrader: pip install 'gpt2-small-gpu-lab[grading]'") from error
-    from sqlalchemy.exc import SQLAlchemyError
+    from sqlalchemy.exc import SAWarning, SQLAlchemyError
 
+    before = os.environ.get("PATH", "")
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), before])  # nbgrader calls `alembic`
     try:
-        with Gradebook(f"sqlite:///{folder.resolve() / 'gradebook.db'}") as book:
+        with warnings.catch_warnings(), Gradebook(f"sqlite:///{folder.resolve() / 'gradebook.db'}", COURSE) as book:
+            warnings.simplefilter("ignore", SAWarning)  # of nbgrader's own models, about nothing that is done here
             yield book
     except SQLAlchemyError as error:
         raise UserError(f"the gradebook in {folder} cannot be used: {str(error).splitlines()[0]}") from error
+    finally:
+        os.environ["PATH"] = before
 
 
 def _notebook(out: Path, result: SubmissionResult) -> Path | None:

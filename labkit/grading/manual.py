@@ -54,12 +54,12 @@ def sync(out: Path) -> Synced:
     save(out, known.values())
     current = {(r.student, r.lesson, name): d for r in results for name, d in formgrader.answers(out, r).items()}
     kept = {key: mark for key, mark in known.items() if current.get(key) == mark.answer}
-    folder = formgrader.lay(out, results, kept)
+    stale = {key for key in known if key in current and key not in kept}
+    folder = formgrader.lay(out, results, kept, stale)
     after = apply(out, results)
     waiting = sum(e.status == "needs-manual" for r in after for e in r.exercises)
-    stale = {key for key in known if key in current and key not in kept}
     changed = tuple(f"{s} {lesson[:2]} {name}" for s, lesson, name in sorted(stale))
-    return Synced(folder, len(kept), waiting, changed)
+    return Synced(folder, sum(mark.points is not None for mark in kept.values()), waiting, changed)
 
 
 def apply(out: Path, results: Sequence[SubmissionResult]) -> list[SubmissionResult]:
@@ -115,9 +115,10 @@ def save(out: Path, marks: Iterable[Mark]) -> Path:
 
 
 def _marked(one: ExerciseResult, mark: Mark) -> ExerciseResult:
+    said = (f"a reader: {mark.comment}",) if mark.comment else ()
+    if mark.points is None or (one.status != "needs-manual" and mark.points == one.points):
+        return replace(one, notes=(*one.notes, *said))
     status = "graded" if mark.points >= one.maximum else "partial" if mark.points > 0 else "wrong"
-    if one.status != "needs-manual" and mark.points == one.points:
-        status = one.status
     note = "marked by a reader"
     if one.status != "needs-manual":
         note += f", who gave {number(mark.points)} instead of {number(round(one.points, 2))}"

@@ -20,7 +20,7 @@ from ..pages import page, rich, safe, table
 from ..progress import label
 from ..show import number
 from ..units import UserError, show_seconds
-from . import outcomes
+from . import manual, outcomes
 from .outcomes import STATUSES, ExerciseResult, SubmissionResult
 
 PAUSE_SECONDS = 1800.0  # a longer gap between two rows of a ledger is not counted as work
@@ -74,13 +74,13 @@ class Exercise:
 
 
 def write(out: Path) -> Path:
-    """Write ``OUT/summary.html`` from the results in `out`; returns its path.
+    """Write ``OUT/summary.html`` from the results in `out`, a reader's marks counted in; returns its path.
 
     Raises `UserError` when there are no results, or the page cannot be written.
     """
     target = out / "summary.html"
     try:
-        executing.write_text(target, html(outcomes.load_all(out)))
+        executing.write_text(target, html(manual.apply(out, outcomes.load_all(out))))
     except OSError as error:
         raise UserError(f"cannot write {target}: {error.strerror or error}") from error
     return target
@@ -101,7 +101,7 @@ def exercises(results: Iterable[SubmissionResult]) -> list[Exercise]:
     """Every exercise over the class, in the order of lessons and of exercises in them."""
     found: dict[tuple[str, str], list[ExerciseResult]] = {}
     for result in sorted(results, key=lambda r: r.lesson):
-        for one in result.exercises:
+        for one in (e for e in result.exercises if e.exercise):  # a file that is no lesson's has none
             found.setdefault((one.lesson, one.exercise), []).append(one)
     return [Exercise(lesson, name, tuple(those)) for (lesson, name), those in found.items()]
 
