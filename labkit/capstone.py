@@ -16,11 +16,12 @@ from . import compiling, data, models, stepping
 from .checkpointing import segments
 from .offload import drop_hooks_with
 from .recipes import chunked_loss
-from .units import UserError
+from .units import UserError, parse_size
 
 PRECISIONS = ("fp32", "amp-bf16", "bf16")
 OPTIMIZERS = ("adamw", "adamw8bit", "adamw4bit")
 GRADIENTS = ("card", "host", "in backward", "in backward, each clipped", "two backward passes")
+LOSSES = ("full", "chunked", "in place")
 OFFLOADS = ("none", "optimizer", "optimizer+gradients")
 # GPT-2 XL from a first try to a step that fits 8 GiB, one change at a time
 LADDER: dict[str, dict[str, Any]] = {
@@ -30,12 +31,13 @@ LADDER: dict[str, dict[str, Any]] = {
     "8-bit states": {"optimizer": "adamw8bit"},
     "16-bit weights, rounded stochastically": {"precision": "bf16", "stochastic_rounding": True},
     "every block checkpointed": {"checkpoint": 1},
-    "loss in 8 chunks": {"loss_chunks": 8},
+    "loss in 16 chunks": {"loss": "chunked"},
     "gradients wait on the host": {"gradients": "host"},
     "fused GELU": {"activation": "gelu_pytorch_tanh"},
     "blocks compiled": {"compile": True},
-    "loss in 32 chunks": {"loss_chunks": 32},
+    "the head's gradient summed in place": {"loss": "in place"},
 }
+CHUNKS = 16  # of the loss
 BLOCK = 64  # values that share a scale in torchao's states: GPT-2's embedding (50257 x 1600) divides by it, not by 256
 
 
@@ -50,7 +52,8 @@ def training(
     checkpoint: int = 0,
     optimizer: str = "adamw",
     stochastic_rounding: bool = False,
-    loss_chunks: int = 1,
+    loss: str = "full",
+    loss_chunks: int = CHUNKS,
     gradients: str = "card",
     offload: str = "none",
     activation: str = "gelu_new",
@@ -62,15 +65,14 @@ def training(
 ) -> Callable[[], torch.Tensor]:
     """A step on random tokens, `accumulation` times ``(batch, seq)``, with the same random weights whatever the dtype.
 
-    `gradients` is one of `GRADIENTS`: where they wait, and when the optimizer steps; `offload` one of `OFFLOADS`
-    (torchao's `CPUOffloadOptimizer`); `loss_chunks` 1 is the model's own loss; `compile` compiles each block; `layers`
-    overrides the depth. No dropout, so that losses can be compared. Raises `UserError` for a combination that does not
-    exist.
+    `gradients` is one of `GRADIENTS`: where they wait, and when the optimizer steps. `offload` is one of `OFFLOADS`
+    (torchao's `CPUOffloadOptimizer`). `loss` is one of `LOSSES`: the model's own, `chunked_loss` or `loss_in_place`.
+    `compile` compiles each block; `layers` overrides the depth. No dropout, so that losses can be compared. Raises
+    `UserError` for a combination that does not exist.
     """
     device = torch.device(device)
     torch.manual_seed(0)
-    changes = {"n_layer": layers} if layers else {}
-    configuration = models.config(model, use_cache=False, **changes)
+    configuration = _config(model, layers)
     for name in ("activation_function", "hidden_act"):
         if getattr(configuration, name, None) == "gelu_new":
             setattr(configuration, name, activation)
@@ -87,7 +89,7 @@ def training(
         segments(network, checkpoint)
     return step_of(
         network, tokens.split(batch), precision=precision, optimizer=optimizer, stochastic_rounding=stochastic_rounding,
-        loss_chunks=loss_chunks, gradients=gradients, offload=offload, clip=clip, lr=lr,
+        loss=loss, loss_chunks=loss_chunks, gradients=gradients, offload=offload, clip=clip, lr=lr,
     )  # fmt: skip
 
 
@@ -113,6 +115,47 @@ def draw_weights(model: torch.nn.Module) -> None:
                 p.copy_(torch.empty(p.shape, device=p.device).normal_(0.0, deviation))
 
 
+class _Head(torch.autograd.Function):
+    """Mean cross-entropy of ``hidden @ weight.T``: both gradients are made in the forward pass, chunk by chunk, and the
+    weight's is one tensor that every chunk adds to. (The idea is that of Liger-Kernel's fused linear cross-entropy.)"""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, chunks: int
+    ) -> torch.Tensor:
+        count, total = targets.numel(), torch.zeros((), dtype=torch.float32, device=hidden.device)
+        for_hidden, for_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+        parts = zip(hidden.chunk(chunks), targets.chunk(chunks), for_hidden.chunk(chunks), strict=True)
+        for h, y, out in parts:
+            scores = torch.log_softmax((h @ weight.T).float(), dim=1)
+            place = y.unsqueeze(1)
+            total -= scores.gather(1, place).sum()
+            scores.exp_()  # softmax: less 1 at the target it is the gradient of the logits
+            scores.scatter_add_(1, place, torch.full_like(place, -1, dtype=scores.dtype))
+            slope = scores.div_(count).to(h.dtype)
+            del scores
+            torch.mm(slope, weight, out=out)
+            for_weight.addmm_(slope.T, h)
+        ctx.for_hidden, ctx.for_weight = for_hidden, for_weight
+        return total / count
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:  # type: ignore[override]
+        for_hidden, for_weight = ctx.for_hidden, ctx.for_weight
+        del ctx.for_hidden, ctx.for_weight
+        return for_hidden.mul_(grad), for_weight.mul_(grad), None, None
+
+
+def loss_in_place(model: Any, tokens: torch.Tensor, chunks: int = CHUNKS) -> torch.Tensor:
+    """What `chunked_loss` computes, with the head's gradient summed in place: autograd's own sum over chunks holds
+    three tensors of its size at a time. Nothing is computed twice. Not under autocast, and not twice through a graph.
+    """
+    hidden = model.base_model(input_ids=tokens).last_hidden_state
+    head = model.get_output_embeddings()
+    found: torch.Tensor = _Head.apply(hidden[:, :-1].flatten(0, 1), head.weight, tokens[:, 1:].flatten(), chunks)
+    return found
+
+
 def maker(optimizer: str, *, stochastic_rounding: bool = False, lr: Any = 1e-4) -> stepping.Make:
     """A function of parameters that makes the optimizer of this name, one of `OPTIMIZERS` (torchao's for 8 and 4 bits).
 
@@ -131,6 +174,16 @@ def maker(optimizer: str, *, stochastic_rounding: bool = False, lr: Any = 1e-4) 
     return lambda parameters: kind(parameters, lr=lr, **how)
 
 
+def _config(model: str, layers: int | None = None) -> Any:
+    """The configuration of `model` with so many blocks (its own number unless given)."""
+    configuration = models.config(model, use_cache=False)
+    if layers:
+        configuration.num_hidden_layers = layers
+        if getattr(configuration, "layer_types", None):
+            configuration.layer_types = configuration.layer_types[:layers]
+    return configuration
+
+
 def step_of(
     network: Any,
     parts: Any,
@@ -138,15 +191,18 @@ def step_of(
     precision: str = "fp32",
     optimizer: str = "adamw",
     stochastic_rounding: bool = False,
-    loss_chunks: int = 1,
+    loss: str = "full",
+    loss_chunks: int = CHUNKS,
     gradients: str = "card",
     offload: str = "none",
     clip: float | None = None,
     lr: float = 1e-4,
 ) -> Callable[[], torch.Tensor]:
-    """The step function for `network` on the micro-batches `parts`; the arguments are those of `training`."""
+    """The step function for `network` on the micro-batches `parts`, or on those that it is called with: ``step()``,
+    ``step(parts)``. ``step.optimizer`` is what steps. The arguments are those of `training`."""
     for name, value, allowed in (
         ("precision", precision, PRECISIONS), ("gradients", gradients, GRADIENTS), ("offload", offload, OFFLOADS),
+        ("loss", loss, LOSSES),
     ):  # fmt: skip
         if value not in allowed:
             raise UserError(f"{name} {value!r} is not one of {', '.join(allowed)}")
@@ -156,7 +212,7 @@ def step_of(
     if clip is not None and (gradients == "in backward" or offload != "none"):
         raise UserError("the norm of all gradients is not known when this step begins: it cannot clip by it")
     make = maker(optimizer, stochastic_rounding=stochastic_rounding, lr=lr)
-    parameters = list(network.parameters())
+    parameters, usual = list(network.parameters()), parts
     steps: Any
     if offload != "none":
         steps = _on_host(network, optimizer, stochastic_rounding, offload, lr)
@@ -171,20 +227,22 @@ def step_of(
 
     def loss_of(part: torch.Tensor) -> torch.Tensor:
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "amp-bf16"):
-            if loss_chunks > 1:
-                return chunked_loss(network, part, loss_chunks) / len(parts)
-            return network(input_ids=part, labels=part).loss / len(parts)
+            if loss == "full":
+                found: torch.Tensor = network(input_ids=part, labels=part).loss
+                return found
+            return {"chunked": chunked_loss, "in place": loss_in_place}[loss](network, part, loss_chunks)
 
-    def step() -> torch.Tensor:
+    def step(fresh: Any = None) -> torch.Tensor:
+        parts = usual if fresh is None else fresh
         if gradients.startswith("two"):
             with steps.norm_only() as norm:
                 loss_of(parts[0]).backward()
             steps.scale = stepping.clip_coefficient(norm(), 1.0 if clip is None else clip)
         losses = []
         for part in parts:
-            loss = loss_of(part)
-            loss.backward()
-            losses.append(loss.detach())
+            value = loss_of(part) / len(parts)
+            value.backward()
+            losses.append(value.detach())
         if not in_backward:
             if clip is not None and gradients == "card":
                 torch.nn.utils.clip_grad_norm_(parameters, clip)
@@ -206,3 +264,62 @@ def _on_host(network: Any, optimizer: str, stochastic_rounding: bool, offloaded:
         raise UserError("states on the host are those of torch.optim.AdamW here")
     gradients = offloaded == "optimizer+gradients"
     return CPUOffloadOptimizer(network.parameters(), torch.optim.AdamW, offload_gradients=gradients, lr=lr)
+
+
+# ------------------------------------------------------------------------------------------------ a model of your own
+
+DEPTHS = (2, 4)
+PLANS: dict[str, dict[str, Any]] = {
+    "as most people start: autocast, AdamW": {"precision": "amp-bf16"},
+    "blocks checkpointed, loss in chunks": {"precision": "amp-bf16", "checkpoint": 1, "loss": "chunked"},
+    "16-bit weights, 8-bit states": {
+        "precision": "bf16", "stochastic_rounding": True, "optimizer": "adamw8bit", "checkpoint": 1, "loss": "chunked",
+    },
+    "gradients wait on the host": {
+        "precision": "bf16", "stochastic_rounding": True, "optimizer": "adamw8bit", "checkpoint": 1, "loss": "chunked",
+        "gradients": "host",
+    },
+}  # fmt: skip
+
+
+def peak_bytes(model: str, *, card: str | None = None, **switches: Any) -> int:
+    """The predicted steady peak (allocated) of `training` with these switches, in bytes.
+
+    A model's blocks repeat, so its peak is linear in their number: two models of `DEPTHS` blocks are predicted instead
+    of a deep one. A model with few blocks is predicted as it is.
+    """
+    from .measuring import measure
+
+    layers = int(_config(model).num_hidden_layers)
+    depths = DEPTHS if layers > 2 * DEPTHS[1] else (layers,)
+    found = []
+    for depth in depths:
+        how: dict[str, Any] = {"card": card or _card(), "trace": False, "nearest": False, "record": False}
+        report = measure(training, stateless=True, repeats=0, model=model, layers=depth, **how, **switches)
+        assert report.steady is not None
+        found.append(report.steady.allocated_bytes)
+    if len(found) == 1:
+        return found[0]
+    slope = (found[1] - found[0]) / (depths[1] - depths[0])
+    return round(found[0] + slope * (layers - depths[0]))
+
+
+def _card() -> str:
+    from . import machine
+
+    return machine.preset().name
+
+
+def plans(
+    model: str, *, budget: int | str, batch: int = 4, seq: int = 1024, card: str | None = None
+) -> list[tuple[str, int, bool]]:
+    """What a small set of recipes (`PLANS`) needs to train all of `model`, gentlest change first: name, predicted
+    peak in bytes, and whether it leaves a tenth of `budget` free. `model` is what `labkit.models.config` takes."""
+    limit = parse_size(budget)
+    found = []
+    for name, switches in PLANS.items():
+        peak = peak_bytes(model, card=card, batch=batch, seq=seq, attention="sdpa", **switches)
+        found.append((name, peak, peak <= 0.9 * limit))
+        if found[-1][2]:
+            break
+    return found

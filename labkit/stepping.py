@@ -25,6 +25,7 @@ import torch
 from .models import blocks
 from .units import MiB, UserError, parse_size
 
+ALIGNED = 64  # numbers: where a parameter begins in its group's memory, for kernels that load 16 bytes at once
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -122,16 +123,19 @@ class InBackward(_Arriving):
 class GradientsOnHost(_Arriving, torch.optim.Optimizer):
     """An optimizer whose gradients wait in the host's memory. On the card remain weights, states and what is under way.
 
-    groups: lists of parameters that come back and step together (`by_block`); the largest two are on the card during
-    the step.
+    groups: lists of parameters that come back and step together (`by_block`). The weights of a group move into one
+    piece of memory, of which the parameters become parts: one copy and one step serve them all. So the optimizer must
+    treat each number by itself, as Adam and SGD do.
     clip: the global norm that gradients are scaled to when they exceed it, exactly as
     `torch.nn.utils.clip_grad_norm_` does; ``norm`` is the last one found, a float32 tensor.
-    window: bytes (or ``"256MiB"``) of gradients that may wait on the card for their copy; computing waits when the bus
+    most: numbers that step at once; a larger group is cut, since an optimizer's temporary copies have this size.
+    window: bytes (or ``"64MiB"``) of gradients that may wait on the card for their copy; computing waits when the bus
     is more than this behind.
 
     Backward may run several times before a step (accumulation): what waits is fetched, added to and sent again, in the
     parameters' own dtype, as PyTorch accumulates. `param_groups` are those of the optimizers inside, so a scheduler of
-    `torch.optim.lr_scheduler` works. Raises `UserError` when a parameter is in two groups.
+    `torch.optim.lr_scheduler` works. Raises `UserError` when a parameter is in two groups, a group has two dtypes, or
+    a step finds gradients for a part of a group only.
     """
 
     def __init__(
@@ -140,17 +144,15 @@ class GradientsOnHost(_Arriving, torch.optim.Optimizer):
         make: Make,
         *,
         clip: float | None = None,
-        window: int | str = 256 * MiB,
+        most: int = 2**24,
+        window: int | str = 64 * MiB,
     ):
-        self._groups = [list(group) for group in groups if group]
-        everything = [p for group in self._groups for p in group]
+        chosen = [list(group) for group in groups if group]
+        everything = [p for group in chosen for p in group]
         if len(set(everything)) != len(everything):
             raise UserError("a parameter is in two groups: each one must step once")
-        self._optimizers = [make(group) for group in self._groups]
-        self._flat = [self._buffer(group) for group in self._groups]
-        self._host: dict[Any, torch.Tensor] = {}
-        for group, flat in zip(self._groups, self._flat, strict=True):
-            self._host.update(zip(group, _views(flat, group), strict=True))
+        self._groups = [_Group(group, make, most) for group in chosen]
+        self._host = {p: part for group in self._groups for p, part in group.host_parts()}
         self._clip = clip
         self._window = parse_size(window) if window != 0 else 0
         self._place = {p: place for place, p in enumerate(everything)}
@@ -162,21 +164,15 @@ class GradientsOnHost(_Arriving, torch.optim.Optimizer):
         self.norm: torch.Tensor | None = None
         self._listen(everything)
 
-    @staticmethod
-    def _buffer(group: list[torch.nn.Parameter]) -> torch.Tensor:
-        """One piece for a whole group: PyTorch rounds each piece of pinned memory up to a power of two."""
-        count = sum(p.numel() for p in group)
-        return torch.empty(count, dtype=group[0].dtype, device="cpu", pin_memory=group[0].is_cuda)
-
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """The groups of all optimizers inside."""
-        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        return [part for group in self._groups for part in group.optimizer.param_groups]
 
     @property
     def host_bytes(self) -> int:
         """Bytes of gradients that the host holds."""
-        return sum(flat.numel() * flat.element_size() for flat in self._flat)
+        return sum(group.host.numel() * group.host.element_size() for group in self._groups)
 
     @torch.no_grad()
     def _arrived(self, p: torch.Tensor) -> None:
@@ -184,7 +180,7 @@ class GradientsOnHost(_Arriving, torch.optim.Optimizer):
         assert grad is not None
         if p in self._waiting:
             grad += self._fetch(host)()
-        self._norms[self._place[p]] = torch.linalg.vector_norm(grad, dtype=torch.float32)  # type: ignore[index]
+        self._norms[self._place[p]] = torch.linalg.vector_norm(grad, dtype=torch.float32)
         self._waiting.add(p)
         p.grad = None
         if self._stream is None:
@@ -222,7 +218,7 @@ class GradientsOnHost(_Arriving, torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Bring the gradients back group by group, the next group's copy under way, clip and step."""
+        """Bring the gradients back group by group, the next group's copy under way; clip and step."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -230,18 +226,19 @@ class GradientsOnHost(_Arriving, torch.optim.Optimizer):
         self._let_go(0)
         self.norm = torch.linalg.vector_norm(self._norms)
         coefficient = None if self._clip is None else clip_coefficient(self.norm, self._clip)
-        fetched = self._fetch(self._flat[0])
-        for place, (group, optimizer) in enumerate(zip(self._groups, self._optimizers, strict=True)):
-            flat = fetched()
-            if place + 1 < len(self._groups):
-                fetched = self._fetch(self._flat[place + 1])
+        ready = [group for group in self._groups if group.complete(self._waiting)]
+        pieces = [(group, place) for group in ready for place in range(len(group.pieces))]
+        fetched = self._fetch(_piece_of(*pieces[0])) if pieces else None
+        for number, (group, place) in enumerate(pieces):
+            assert fetched is not None
+            grad = fetched()
+            if number + 1 < len(pieces):
+                fetched = self._fetch(_piece_of(*pieces[number + 1]))
             if coefficient is not None:
-                flat.mul_(coefficient)
-            for p, grad in zip(group, _views(flat, group), strict=True):
-                p.grad = grad if p in self._waiting else None
-            optimizer.step()
-            for p in group:
-                p.grad = None
+                grad.mul_(coefficient)
+            group.pieces[place].grad = grad
+            group.optimizer.step()
+            group.pieces[place].grad = None
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -251,14 +248,52 @@ class GradientsOnHost(_Arriving, torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The states of the optimizers inside, in order."""
-        return {"optimizers": [optimizer.state_dict() for optimizer in self._optimizers]}
+        return {"optimizers": [group.optimizer.state_dict() for group in self._groups]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """What `state_dict` returned."""
-        for optimizer, state in zip(self._optimizers, state_dict["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
+        for group, state in zip(self._groups, state_dict["optimizers"], strict=True):
+            group.optimizer.load_state_dict(state)
 
 
-def _views(flat: torch.Tensor, group: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The parts of `flat` in the shapes of `group`."""
-    return [part.view(p.shape) for part, p in zip(flat.split([p.numel() for p in group]), group, strict=True)]
+class _Group:
+    """Parameters in one flat piece of memory; `pieces` of it are what steps, `host` is where gradients wait."""
+
+    def __init__(self, members: list[torch.nn.Parameter], make: Make, most: int):
+        first = members[0]
+        if any(p.dtype != first.dtype or p.device != first.device for p in members):
+            raise UserError("the parameters of a group must have one dtype and lie on one device")
+        self.members, self._starts, count = members, [], 0
+        for p in members:
+            self._starts.append(count)
+            count += -(-p.numel() // ALIGNED) * ALIGNED
+        flat = torch.zeros(count, dtype=first.dtype, device=first.device)
+        for p, part in zip(members, self._parts(flat), strict=True):
+            part.copy_(p.detach())
+            p.data = part
+        self.pieces = [torch.nn.Parameter(piece) for piece in flat.split(most)]
+        self.optimizer = make(self.pieces)
+        # one allocation: PyTorch rounds each piece of pinned memory up to a power of two
+        self.host = torch.zeros(count, dtype=first.dtype, device="cpu", pin_memory=first.is_cuda)
+        self.waiting = self.host.split(most)
+
+    def _parts(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        return [
+            flat[start : start + p.numel()].view(p.shape) for start, p in zip(self._starts, self.members, strict=True)
+        ]
+
+    def host_parts(self) -> Iterable[tuple[torch.nn.Parameter, torch.Tensor]]:
+        """Each parameter with the place of its gradient."""
+        return zip(self.members, self._parts(self.host), strict=True)
+
+    def complete(self, waiting: set[Any]) -> bool:
+        """Whether all gradients are there; False where none is."""
+        there = sum(p in waiting for p in self.members)
+        if there and there < len(self.members):
+            raise UserError(f"{len(self.members) - there} of {len(self.members)} parameters that step together got no "
+                            "gradient: freeze them before, or put them into a group of their own")  # fmt: skip
+        return there > 0
+
+
+def _piece_of(group: _Group, place: int) -> torch.Tensor:
+    return group.waiting[place]

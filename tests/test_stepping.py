@@ -83,12 +83,12 @@ def test_gradients_on_the_host_step_as_usual(micro_batches: int, scheduled: bool
 def test_gradients_on_the_host_accumulate_in_the_dtype_of_the_weights() -> None:
     """Two micro-batches in bfloat16: bit for bit what PyTorch accumulates."""
     first, second = network(torch.bfloat16), network(torch.bfloat16)
-    host = stepping.GradientsOnHost(stepping.by_block(second), make)
+    host = stepping.GradientsOnHost(stepping.by_block(second), make, most=1000)
     for model in (first, second):
         for part in tokens().chunk(2):
             model(input_ids=part, labels=part).loss.backward()
     assert all(p.grad is None for p in second.parameters())
-    assert host.host_bytes == sum(2 * p.numel() for p in second.parameters())
+    assert host.host_bytes == sum(2 * -(-p.numel() // 64) * 64 for p in second.parameters())
     make(list(first.parameters())).step()
     host.step()
     assert farthest(first, second) == 0
@@ -174,5 +174,17 @@ def test_groups() -> None:
     assert sum(len(g) for g in groups) == len(list(model.parameters()))
     with pytest.raises(lab.UserError, match="two groups"):
         stepping.GradientsOnHost([groups[0], groups[0]], make)
+    with pytest.raises(lab.UserError, match="one dtype"):
+        stepping.GradientsOnHost(
+            [[torch.nn.Parameter(torch.zeros(3, dtype=t)) for t in (torch.half, torch.float)]], make
+        )
     model.transformer.wpe.requires_grad_(False)
     assert [len(group) for group in stepping.by_block(model)] == [12, 12, 3]
+
+
+def test_half_a_group_does_not_step() -> None:
+    model = network()
+    host = stepping.GradientsOnHost(stepping.by_block(model), make)
+    model.transformer.h[0].mlp(torch.randn(1, 4, 32)).sum().backward()
+    with pytest.raises(lab.UserError, match="got no gradient"):
+        host.step()

@@ -1,0 +1,107 @@
+"""In which order should one switch things on? Three orders on the step that runs out of memory in lesson 01, on a card.
+
+python bench/capstone_orders.py --out rows.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from capstone import BUDGET, ROOT, write
+
+TASK = {"model": "gpt2", "batch": 8, "seq": 1024}
+SWITCHES: dict[str, dict[str, Any]] = {
+    "smaller batch": {"batch": 2, "accumulation": 4},
+    "autocast": {"precision": "amp-bf16"},
+    "checkpointing": {"checkpoint": 1},
+    "8-bit states": {"optimizer": "adamw8bit"},
+    "offload": {"gradients": "host"},
+    "fused attention": {"attention": "sdpa"},
+    "chunked loss": {"loss": "chunked"},
+    "compile": {"compile": True},
+}
+ORDERS = {
+    "checklist": (
+        "smaller batch", "autocast", "checkpointing", "8-bit states", "offload", "fused attention", "compile",
+    ),
+    "log": ("checkpointing", "smaller batch", "offload", "autocast"),
+}  # fmt: skip
+GAIN = 1.02  # a switch must be this much faster to be worth a line
+
+
+class Bench:
+    """Measures each set of switches once."""
+
+    def __init__(self, out: str, limit_s: float):
+        self.out, self.end, self.known = out, time.time() + limit_s, {}  # type: ignore[var-annotated]
+
+    def of(self, names: frozenset[str]) -> Any:
+        """The report of these switches, without a limit; None once the time is up."""
+        import labkit as lab
+        from labkit import capstone
+
+        if names not in self.known:
+            if time.time() > self.end:
+                return None
+            switches = dict(TASK)
+            for name in SWITCHES:
+                switches |= SWITCHES[name] if name in names else {}
+            title = "orders: " + (", ".join(name for name in SWITCHES if name in names) or "nothing")
+            report = lab.measure(
+                capstone.training, name=title, repeats=3, trace=False, nearest=False, record=False, **switches
+            )
+            if report.source == "measured":
+                write(self.out, "report", **report.to_dict())
+            rate = f", {report.tokens_per_second:,.0f} tokens/s" if report.timing else ""
+            print(f"{title}: {lab.show_bytes(report.steady.reserved_bytes)} reserved{rate}", flush=True)
+            self.known[names] = report
+        return self.known[names]
+
+
+def greedy(bench: Bench) -> list[str]:
+    """While it does not fit: the switch with the smallest product of peak and time. Then: the fastest that still fits,
+    as long as one is faster by `GAIN`."""
+    taken: list[str] = []
+    while True:
+        now = bench.of(frozenset(taken))
+        left = {name: bench.of(frozenset([*taken, name])) for name in SWITCHES if name not in taken}
+        left = {name: report for name, report in left.items() if report is not None}
+        if not left or now is None:
+            return taken
+        if not now.fits(BUDGET):
+            best = min(left, key=lambda name: left[name].peak_bytes * seconds(left[name]))
+        else:
+            left = {name: report for name, report in left.items() if report.fits(BUDGET)}
+            best = min(left, key=lambda name: seconds(left[name]), default="")
+            if not best or seconds(left[best]) * GAIN > seconds(now):
+                return taken
+        taken.append(best)
+
+
+def seconds(report: Any) -> float:
+    """The time of a step; 1 where none was measured, so that the peak alone decides."""
+    return report.timing.median_seconds if report.timing else 1.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", default=str(ROOT / "runs" / "capstone.jsonl"))
+    parser.add_argument("--limit-s", type=float, default=3600)
+    arguments = parser.parse_args()
+    Path(arguments.out).parent.mkdir(parents=True, exist_ok=True)
+    bench = Bench(arguments.out, arguments.limit_s)
+    orders = {name: list(order) for name, order in ORDERS.items()}
+    for order in orders.values():
+        for count in range(len(order) + 1):
+            bench.of(frozenset(order[:count]))
+    orders["greedy"] = greedy(bench)
+    for name, order in orders.items():
+        print(f"{name}: {' -> '.join(order)}")
+        write(arguments.out, "fact", name="order", what=name, value=", ".join(order), task=TASK, budget=BUDGET)
+
+
+if __name__ == "__main__":
+    main()
