@@ -255,15 +255,15 @@ def picture(masks: Mapping[str, MaskMod], length: int = 64) -> tuple[Axes, ...]:
 def flex(device: torch.device | str) -> Callable[..., torch.Tensor]:
     """FlexAttention for that device: ``attend(query, key, value, block_mask=...)``, each ``(batch, heads, seq, size)``.
 
-    On a card it is ``torch.compile(flex_attention)``, which computes only the blocks that the mask touches. On a
-    processor it is the uncompiled form: the same numbers from a full table of scores, forward only, and without the
-    warning that says so.
+    On a card it is compiled, and so computes only the blocks that the mask touches; it is compiled once for all lengths
+    (``dynamic=True``). On a processor it is the uncompiled form: the same numbers from a full table of scores, forward
+    only, and without the warning that says so.
     """
     import torch
     from torch.nn.attention import flex_attention as module
 
     if torch.device(device).type == "cuda":
-        return torch.compile(module.flex_attention)
+        return torch.compile(_by_blocks, dynamic=True)
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
         import warnings
@@ -281,6 +281,14 @@ def flex(device: torch.device | str) -> Callable[..., torch.Tensor]:
                 setattr(module, flag, before)
 
     return attend
+
+
+def _by_blocks(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
+    """A function of our own around ``flex_attention``: Dynamo remembers shapes by function, and what it learns from
+    these calls must not make the kernels of a model that compiles ``flex_attention`` itself general, too."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention(query, key, value, **options)
 
 
 @contextmanager

@@ -57,6 +57,8 @@ def test_exercise_1_right() -> None:
         (13, 0.5, "number of chunks"),
         (37 * 1024, 0, "768"),
         (1.3312, 0.5, "how often"),
+        (10_000 + 12 * 256, 0.5, "last chunk"),
+        (11 * 1024, 0, "after the first"),
         (10_000, 0, "too small"),
         ("13 chunks", 0, "number"),
         (None, 0, "number"),
@@ -182,6 +184,21 @@ def test_exercise_3_wrong(answer: Any, word: str) -> None:
             1.5,
             "depend on the window",
         ),
+        (
+            "The table of attention scores of 16384 x 16384 is formed and kept by each of the 24 blocks.",
+            0.7,
+            "form the scores",
+        ),
+        (
+            "Each of the 24 layers saves its keys and values of 16384 tokens in a table until backward has used them.",
+            1.4,
+            "not there before",
+        ),
+        (
+            "SDPA builds the full n^2 mask once, and it is shared by all layers, in fp32, so it takes 12 GiB.",
+            1.4,
+            "shared one",
+        ),
         (12, 0, "text"),
     ],
 )
@@ -240,6 +257,36 @@ def test_the_loss_in_chunks_is_the_models_own_and_labkits(chunks: int) -> None:
             torch.testing.assert_close(p.grad, gradient, rtol=1e-5, atol=1e-7)
 
 
+def test_a_long_text_is_read_as_the_plan_of_chunks_says() -> None:
+    read_long = functions("plan")["read_long"]
+    generator = torch.Generator().manual_seed(0)
+    for length, window, overlap in ((26, 10, 4), (26, 10, 0), (7, 10, 3), (10, 10, 9), (101, 16, 15), (12, 10, 5)):
+        text = torch.randn(length, generator=generator)
+        read: list[int] = []
+
+        def in_place(chunk: torch.Tensor, read: list[int] = read) -> torch.Tensor:
+            read.append(len(chunk))
+            return chunk.cumsum(0)  # depends on the context, as a loss does
+
+        found = read_long(in_place, text, window, overlap)
+        plan = longcontext.chunks(length, window, overlap)
+        pieces = torch.stack([text[c.start : c.stop].cumsum(0) for c in plan])
+        torch.testing.assert_close(found, longcontext.merge(pieces, plan))
+        assert read == [c.stop - c.start for c in plan]
+
+
+def test_the_controls_of_equivalence_fail() -> None:
+    """The mean of the chunks' means is another loss, and a window one token shorter another mask."""
+    names = functions("equivalence-loss", loss_in_chunks=functions("chunked")["loss_in_chunks"])
+    wanted, _ = names["loss_and_gradients"](0)
+    right, _ = names["loss_and_gradients"](7)
+    wrong, _ = names["loss_and_gradients"](7, names["mean_of_means"])
+    assert abs(float(right - wanted)) < 1e-5 * float(wanted) < abs(float(wrong - wanted))
+    near = {"length": 512, "links": 1}
+    tables = [longcontext.dense(longcontext.big_bird(w, 8, **near), 512) for w in (99, 100)]
+    assert not torch.equal(*tables)
+
+
 @pytest.mark.parametrize(("way", "terms"), [("dense mask", 3), ("eager", 4 * 2 * 2 * 12)])
 def test_the_account_of_attention_is_what_is_predicted(way: str, terms: int) -> None:
     names = functions("attention", **functions("topk"), full=functions("read")["full"], HALF=torch.bfloat16)
@@ -285,5 +332,8 @@ def test_an_exponent_comes_without_its_constant() -> None:
     for p in (1.0, 1.5, 2.0):
         found = names["power"](reports(lambda n, p=p: 500.0 + n**p), lambda r: r.loss)
         assert found == pytest.approx(p)
+    assert names["power"](reports(lambda n: n**2.0)[1:4:1], lambda r: r.loss) == pytest.approx(2)
+    assert names["power"](reports(lambda n: 9 + n**1.5, 5)[::2], lambda r: r.loss) == pytest.approx(1.5)  # x 4
+    assert math.isnan(names["power"](reports(lambda n: n**2.0)[:2] + reports(lambda n: n**2.0)[3:], lambda r: r.loss))
     assert math.isnan(names["power"](reports(lambda n: n, 2), lambda r: r.loss))
     assert math.isnan(names["power"](reports(lambda n: 7.0), lambda r: r.loss))
