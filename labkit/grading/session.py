@@ -132,7 +132,9 @@ def grade(
     )
 
 
-def _run(task: lessons.Task, sheet: Sequence[Cell], at: int, test: dict[str, Any] | None, runner: Runner) -> Outcome:
+def _run(
+    task: lessons.Task, sheet: Sequence[Cell], at: int, test: dict[str, Any] | None, runner: Runner, seconds: float
+) -> Outcome:
     """Run the answer after what it needs; after everything above it when a name is missing."""
     request: dict[str, Any] = {
         "answer": running.to_message([slicing.Piece(sheet[at])])[0],
