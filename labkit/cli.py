@@ -226,8 +226,10 @@ def submit(
 
 @app.command()
 def grade(
-    submissions: Annotated[Path, typer.Argument(help="The folder with SUBMISSIONS/<student>/<lesson>.ipynb in it.")],
     out: Annotated[Path, typer.Option(help="The folder of results; grading goes on in it after an interruption.")],
+    submissions: Annotated[
+        Path | None, typer.Argument(help="The folder with SUBMISSIONS/<student>/<lesson>.ipynb in it.")
+    ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Submissions graded at the same time.")] = 1,
     hidden: Annotated[Path | None, typer.Option(help="The hidden tests; instructor/hidden by default.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh/--resume", help="Grade everything again.")] = False,
@@ -238,18 +240,44 @@ def grade(
         bool, typer.Option("--no-sandbox", help="Without walls, for submissions that you trust.")
     ] = False,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds that one cell may take when it is run again.")] = 120,
+    manual: Annotated[
+        bool, typer.Option("--manual", help="Lay out written answers for nbgrader's formgrader; bring marks back.")
+    ] = False,
+    export: Annotated[
+        str | None, typer.Option(help="Write OUT/export-....csv for moodle, canvas or a plain table.")
+    ] = None,
+    roster: Annotated[
+        Path | None, typer.Option(help="Who is who: a CSV with a column `folder` and the system's own columns.")
+    ] = None,
+    provisional: Annotated[
+        bool, typer.Option("--provisional", help="Export written answers that nobody has read as they stand.")
+    ] = False,
 ) -> None:
-    """For instructors: scores, feedback pages and a class summary of a folder of submissions.
+    """For instructors: scores, feedback pages and a class summary of a folder of submissions (instructor/README.md).
+
+    Without SUBMISSIONS, --manual and --export work on results that are there.
 
     Example: labkit grade submissions --out graded --jobs 2
     """
     try:
-        from .grading import grader
+        from .grading import export as exporting
+        from .grading import grader, summary
+        from .grading import manual as reading
     except ImportError as error:
         raise UserError(f"grading needs {error.name}: pip install 'gpt2-small-gpu-lab[grading]'") from error
-    options = grader.Options(jobs, not no_sandbox, fresh, exercises_only, timeout)
-    code = grader.grade(submissions, out, hidden=hidden, options=options)
-    print(f"{out / 'scores.csv'}\n{out / 'summary.html'}\n{out / 'feedback'}")
+    if submissions is None and not manual and export is None:
+        raise UserError("give the folder of submissions; or --manual or --export, for results that are there")
+    code = 0
+    if submissions is not None:
+        options = grader.Options(jobs, not no_sandbox, fresh, exercises_only, timeout)
+        code = grader.grade(submissions, out, hidden=hidden, options=options)
+    said = [reading.sync(out).text()] if manual else []
+    results = grader.finish(out)
+    if export is not None:
+        said.append(exporting.write(out, export, roster, provisional=provisional, results=results).text())
+    print(
+        "\n".join([summary.text(results), *said, *(str(out / n) for n in ("scores.csv", "summary.html", "feedback"))])
+    )
     raise typer.Exit(code)
 
 

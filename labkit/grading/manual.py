@@ -20,6 +20,7 @@ from .outcomes import ExerciseResult, SubmissionResult
 
 FILE = "manual.json"
 SCHEMA = 1
+MARKED = "marked by a reader"  # what the note of a mark begins with
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def _marked(one: ExerciseResult, mark: Mark) -> ExerciseResult:
     if mark.points is None or (one.status != "needs-manual" and mark.points == one.points):
         return replace(one, notes=(*one.notes, *said))
     status = "graded" if mark.points >= one.maximum else "partial" if mark.points > 0 else "wrong"
-    note = "marked by a reader"
+    note = MARKED
     if one.status != "needs-manual":
         note += f", who gave {number(mark.points)} instead of {number(round(one.points, 2))}"
     return replace(one, points=mark.points, status=status, message=mark.comment or note, notes=(*one.notes, note))

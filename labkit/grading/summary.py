@@ -64,8 +64,10 @@ class Exercise:
         return ", ".join(f"{n} {status}" for status, n in self.statuses.items())
 
     def complaints(self) -> list[tuple[str, int]]:
-        """What was found wrong, the most frequent first."""
-        return Counter(r.message for r in self.results if r.status in _WRONG and r.message).most_common(MOST)
+        """What was found wrong, the most frequent first; what a reader wrote to one student is left out."""
+        found = [r for r in self.results if r.status in _WRONG and r.message]
+        ours = [r for r in found if not any(note.startswith(manual.MARKED) for note in r.notes)]
+        return Counter(r.message for r in ours).most_common(MOST)
 
     def wrong_answers(self) -> list[tuple[str, int]]:
         """The wrong values of a number or a choice, the most frequent first; numbers alike in three digits are one."""
