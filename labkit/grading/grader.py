@@ -20,6 +20,7 @@ from typing import Any
 from .. import executing, places
 from ..units import UserError
 from . import lessons, manual, outcomes, rerun, scores, session, submissions
+from .hidden import Exercise
 from .outcomes import ExerciseResult, Finding, SubmissionResult
 from .runner import Runner
 from .sandbox import Limits, Sandbox, require
@@ -42,11 +43,13 @@ class Options:
 
 @dataclass(frozen=True)
 class Course:
-    """The lessons that submissions are graded against: their files, what they ask, and the folder of hidden tests."""
+    """The lessons that submissions are graded against: their files, what they ask, the folder of hidden tests, and the
+    tests of those lessons that were handed in."""
 
     files: dict[str, Path]
     lessons: dict[str, lessons.Lesson]
     hidden: Path
+    tests: dict[str, dict[str, Exercise]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path, hidden: Path) -> Course:
@@ -77,7 +80,7 @@ def grade(
     course = Course.read(home / "lessons", hidden or home / "instructor" / "hidden")
     opened = submissions.open_all(entries, course.lessons)
     for name in sorted({s.lesson for s in opened if not s.unreadable}):
-        lessons.tests(course.lessons[name], course.hidden)  # raises for a missing one, before anything runs
+        course.tests[name] = lessons.tests(course.lessons[name], course.hidden)  # raises before anything runs
     out.mkdir(parents=True, exist_ok=True)
     failed = 0
     with _progress(len(opened)) as tell:
@@ -138,7 +141,7 @@ def _one(
         if submission.unreadable or lesson is None or trusted is None:
             result = _unreadable(submission, lesson)
         else:
-            result = _graded(lesson, submission, trusted, out, options)
+            result = _graded(course, lesson, submission, trusted, out, options)
     except Exception as error:  # one submission never stops the batch
         result = _failed(submission, lesson, f"grading failed: {type(error).__name__}: {error}")
         made_of = ""
@@ -148,11 +151,17 @@ def _one(
 
 
 def _graded(
-    lesson: lessons.Lesson, submission: Submission, trusted: session.Trusted, out: Path, options: Options
+    course: Course,
+    lesson: lessons.Lesson,
+    submission: Submission,
+    trusted: session.Trusted,
+    out: Path,
+    options: Options,
 ) -> SubmissionResult:
     student = submission.entry.student
     sandbox = Sandbox(options.limits, walled=options.walled, threads=max(1, (os.cpu_count() or 2) // options.jobs))
-    runner = Runner(lambda: sandbox.launch("labkit.grading.inside"), sandbox.setup(preload=session.modules(lesson)))
+    preload = session.modules(lesson, course.tests[lesson.name])
+    runner = Runner(lambda: sandbox.launch("labkit.grading.inside"), sandbox.setup(preload=preload))
     try:
         found = [
             session.grade(

@@ -63,10 +63,12 @@ def case(given: Any, *, worth: float = 1.0, because: str = "") -> Case:
 
 
 class Exercise:
-    """The hidden test of one code exercise; see the module's text. ``seconds`` is the time that one case may take."""
+    """The hidden test of one code exercise; see the module's text. ``seconds`` is the time that one case may take;
+    ``preload`` names modules to import once, before the processes of the answers are forked."""
 
     name = ""
     seconds = 20.0
+    preload: tuple[str, ...] = ()
 
     def cases(self, random: randomness.Random) -> Iterable[Case]:
         """The inputs, made from `random`."""

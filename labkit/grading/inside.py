@@ -114,13 +114,13 @@ def exercise(request: dict[str, Any], say: Speaker) -> None:
 def _look(request: dict[str, Any], names: dict[str, Any], say: Speaker) -> None:
     variable = request["variable"]
     value = names.get(variable, safely)
-    if value is safely:
+    if variable and value is safely:
         say("undefined")
     elif safely.is_blank(value):
         say("blank")
     elif "probe" not in request:
         _say_value(say, "value", value)
-    elif not callable(value):
+    elif variable and not callable(value):
         say("uncallable", shown=safely.shown(value))
     else:
         space: dict[str, Any] = {"__name__": "probe"}

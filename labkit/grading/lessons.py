@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import notebooks
 from ..units import UserError
-from . import hidden
+from . import hidden, slicing
 from .slicing import Cell
 
 KINDS = ("number", "choice", "code", "words")
@@ -18,8 +18,8 @@ KINDS = ("number", "choice", "code", "words")
 
 @dataclass(frozen=True)
 class Task:
-    """One exercise: the ``kind`` of its check, the ``variable`` that holds the answer, what it is worth, and whether a
-    reader scores it (``manual``)."""
+    """One exercise: the ``kind`` of its check, the ``variable`` that holds the answer (empty where a code exercise asks
+    for several), what it is worth, and whether a reader scores it (``manual``)."""
 
     name: str
     kind: str
@@ -82,6 +82,8 @@ def read(path: Path) -> Lesson:
         name = cell.metadata["nbgrader"]["grade_id"]
         source = checks.get(notebooks._slug(f"{name}-check"), "")
         kind, variable = _asked(source, f"{path.name}, exercise {name}")
+        if kind == "code" and variable not in slicing.binds(cell.source):
+            variable = ""  # made by the check of what the answer defines
         tasks.append(Task(name, kind, variable, *points[name]))
     return Lesson(path.stem, notebooks.learner(master), tuple(tasks), checks)
 

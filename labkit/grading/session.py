@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +79,10 @@ def seed_of(student: str, lesson: str, exercise: str) -> int:
     return zlib.crc32(f"{student}/{lesson}/{exercise}".encode())
 
 
-def modules(lesson: lessons.Lesson) -> list[str]:
-    """What the given cells import at their top level, for the process that answers are forked from."""
-    found = {"labkit.safely", "labkit.checks", "torch", "numpy"}
+def modules(lesson: lessons.Lesson, tests: Mapping[str, hidden.Exercise]) -> list[str]:
+    """What the given cells import at their top level, and what hidden tests ask for, for the process that answers are
+    forked from."""
+    found = {"labkit.safely", "labkit.checks", "torch", "numpy"}.union(*(t.preload for t in tests.values()))
     for cell in lesson.cells:
         try:
             statements = ast.parse(slicing.python(cell.source)).body if cell.role == "given" else []
@@ -260,8 +261,13 @@ def _failure(message: dict[str, Any], task: lessons.Task) -> tuple[str, str]:
         return "timeout", f"not done in time{where}."
     if message["where"] == "given":
         return "error", f"a given cell that it needs fails: {kind}: {_text(message, 'message')}"
+    said = _text(message, "message")
+    if message["where"] == "case" and kind == "KeyError" and not message.get("mine") and said[1:-1].isidentifier():
+        return "error", f"the cell leaves no `{said[1:-1]}`"
+    if message["where"] == "case" and kind == "TypeError" and f"{task.variable or said}()" in said:
+        return "error", "cannot be called as the exercise asks (TypeError)."
     if message["where"] == "case" and not message.get("mine"):
-        return "wrong", f"what `{task.variable}` returns cannot be used ({kind})."
+        return "wrong", f"what `{task.variable or task.name}` returns cannot be used ({kind})."
     if kind == "EOFError":
         return "error", f"waits for somebody to type something{where}: input() has no place in an answer."
     if message["where"] == "case":  # the text of the error could tell the hidden input
@@ -288,8 +294,10 @@ class Trial:
     def __init__(self, file: Path, folder: Path | None):
         self.lesson = lessons.read(file)
         self._trusted = Trusted(file, folder)
+        found = folder / file.name if folder else None
+        tests = hidden.load(found) if found and found.is_file() else {}
         self._folder = tempfile.mkdtemp(prefix="labkit-trial-")
-        self._runner = Runner(plain_launch(Path(self._folder)), {"preload": modules(self.lesson)})
+        self._runner = Runner(plain_launch(Path(self._folder)), {"preload": modules(self.lesson, tests)})
 
     def exercise(self, exercise: str, source: str, *, seed: int = 0) -> ExerciseResult:
         """The score of `source` in the exercise's answer cell."""

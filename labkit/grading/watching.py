@@ -93,10 +93,11 @@ class Fingerprints:
 
 
 def _wrapped(value: Any, before: Any) -> bool:
-    """Whether a library has put its own wrapper around a function, as torch's compiler does to some of torch's."""
+    """Whether torch's compiler has put its own function in place of another, as it does when it is first used."""
     code = getattr(value, "__code__", None)
-    ours = isinstance(code, types.CodeType) and not code.co_filename.startswith("<")
-    return ours and getattr(value, "__wrapped__", None) is before
+    if not isinstance(code, types.CodeType) or not code.co_filename.startswith(sys.prefix):
+        return False
+    return getattr(value, "__wrapped__", None) is before or f"torch{os.sep}_dynamo{os.sep}" in code.co_filename
 
 
 def _functions() -> Iterable[tuple[str, tuple[Any, Any]]]:
@@ -117,8 +118,12 @@ def _functions() -> Iterable[tuple[str, tuple[Any, Any]]]:
                 yield f"{owner}.{key}", (inner, getattr(inner, "__code__", None))
 
 
-def pretends(value: Any) -> bool:
-    """Whether a value's own class, written by the learner, decides what comparing or computing with it gives."""
+def pretends(value: Any, depth: int = 0) -> bool:
+    """Whether the class of a value, or of one inside it, was written by the learner and decides what comparing or
+    computing with it gives."""
+    if type(value) in (list, tuple, dict) and depth < 4:
+        inner = value.values() if type(value) is dict else value
+        return any(pretends(item, depth + 1) for item in list(inner)[:1000])
     special = {
         "__eq__",
         "__lt__",
