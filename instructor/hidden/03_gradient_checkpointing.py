@@ -1,0 +1,140 @@
+"""Hidden tests of lesson 03: which blocks run when, what the gradients are, and what the segments keep in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+from labkit import safely
+from labkit.grading import hidden
+
+WIDTH = 4
+MEMORY = 0.4  # tensors by which the peak may differ from the formula; the next number of blocks is further off
+
+
+class InSegmentsOf(hidden.Exercise):
+    """Small blocks that keep a diary, and large ones whose peak is predicted."""
+
+    name = "in_segments_of"
+    seconds = 60.0
+    preload = ("labkit.memory.prediction",)
+
+    def cases(self, random: Random) -> Iterator[hidden.Case]:
+        every = random.randint(3, 5)
+        uneven = every * 2 + random.randint(1, every - 1)
+        yield hidden.case(self._small(random, uneven, every), because="It does not come out even.")
+        even = random.choice([2, 3])
+        yield hidden.case(self._small(random, 4 * even, even))
+        count = random.randint(3, 6)
+        yield hidden.case(self._small(random, count, count + random.randint(1, 5)), because="One segment is enough.")
+        blocks, every = random.choice([(13, 3), (14, 4), (11, 4), (16, 3)])  # a last, shorter segment in each
+        yield hidden.case({"blocks": blocks, "every": every, "depth": 2}, because="What is kept was measured.")
+
+    @staticmethod
+    def _small(random: Random, count: int, every: int) -> dict[str, Any]:
+        weights = [[random.uniform(0.3, 1.5) for _ in range(WIDTH)] for _ in range(count)]
+        return {"weights": weights, "every": every, "start": [random.uniform(-1, 1) for _ in range(WIDTH)]}
+
+    @staticmethod
+    def probe(lesson: dict[str, Any], given: Any) -> Any:
+        """Small blocks: when each ran in forward and in backward, and the gradients; large ones: the predicted peak."""
+        import labkit as lab
+        import torch
+
+        run = lesson["in_segments_of"]
+
+        class Deep(torch.nn.Module):
+            def forward(self, x: Any) -> Any:
+                for _ in range(given["depth"]):
+                    x = torch.tanh(x)  # keeps its result
+                return x
+
+        class Small(torch.nn.Module):
+            def __init__(self, number: int, weight: Any, diary: Any) -> None:
+                super().__init__()
+                self.number, self.diary = number, diary
+                self.weight = torch.nn.Parameter(torch.tensor(weight))
+
+            def forward(self, x: Any) -> Any:
+                self.diary.append(self.number)
+                return torch.sin(self.weight * x) + 0.3 * x
+
+        if "weights" not in given:
+            size = 16 * 2**20
+
+            def experiment(device: Any) -> Any:
+                blocks = [Deep() for _ in range(given["blocks"])]
+                x = torch.ones(size, device=device, requires_grad=True)
+
+                def step() -> None:
+                    run(blocks, x, given["every"]).sum().backward()
+                    x.grad = None
+
+                return step
+
+            quick = {"repeats": 0, "trace": False, "nearest": False, "record": False, "stateless": True}
+            report = lab.measure(experiment, card="h200", **quick)
+            return {"tensors": report.steady.requested_bytes / (4 * size)}
+        diary: list[int] = []
+        blocks = [Small(number, weight, diary) for number, weight in enumerate(given["weights"])]
+        start = torch.tensor(given["start"], requires_grad=True)
+        out = run(blocks, start, given["every"])
+        if not isinstance(out, torch.Tensor):
+            return {"kind": type(out).__name__}
+        first = list(diary)
+        diary.clear()
+        try:
+            out.sum().backward()
+        except RuntimeError:
+            return {"kind": "Tensor", "first": first, "second": None}
+        gradients = [None if b.weight.grad is None else b.weight.grad.tolist() for b in blocks]
+        return {"kind": "Tensor", "first": first, "second": list(diary), "out": out.tolist(), "gradients": gradients}
+
+    def judge(self, given: Any, result: Any) -> bool | str:
+        if "weights" not in given:
+            return self._memory(given, safely.number(result["tensors"]))
+        if result["kind"] != "Tensor":
+            return "returns no tensor: is there a `return`?"
+        count, every = len(given["weights"]), given["every"]
+        first, second = result["first"], result["second"]
+        if sorted(set(first)) != list(range(count)):
+            return "not every block ran."
+        if first != list(range(count)):
+            return "the blocks did not run once each and in their order."
+        if second is None:
+            return "backward fails: did other blocks run again?"
+        if not second:
+            return "nothing is computed again in backward."
+        parts = [list(range(at, min(at + every, count))) for at in range(0, count, every)]
+        if not self._close(given, result):
+            return "the result or the gradients are wrong: did other blocks run again?"
+        if second != [number for part in reversed(parts) for number in part]:
+            return "the blocks that share a checkpoint are not those that were asked for."
+        return True
+
+    @staticmethod
+    def _close(given: Any, result: Any) -> bool:
+        """Whether result and gradients are those of the blocks without any checkpoint."""
+        import torch
+
+        x = torch.tensor(given["start"])
+        weights = [torch.tensor(weight, requires_grad=True) for weight in given["weights"]]
+        for weight in weights:
+            x = torch.sin(weight * x) + 0.3 * x
+        right = [x.detach(), *torch.autograd.grad(x.sum(), weights)]
+        found = [result["out"], *result["gradients"]]
+        if len(found) != len(right) or None in found:
+            return False
+        return all(torch.allclose(torch.tensor(f), r, atol=1e-5) for f, r in zip(found, right, strict=True))
+
+    @staticmethod
+    def _memory(given: Any, tensors: float) -> bool | str:
+        """The peak in tensors of the input's size: what one segment keeps, the inputs of the others, and three more
+        (the first input, and two gradients while backward passes through)."""
+        every = min(given["every"], given["blocks"])
+        right = math.ceil(given["blocks"] / every) - 1 + every * given["depth"] + 3
+        if abs(tensors - right) <= MEMORY:
+            return True
+        return f"the peak of a step is {'higher' if tensors > right else 'lower'} than with the segments asked for."
