@@ -138,7 +138,8 @@ class Prefetching(_ByStorage):
 
     keep: the model (its parameters stay), or an iterable of tensors that stay.
     window: bytes (or ``"256MiB"``) that may wait on the card for their copy to the host, and that backward has fetched
-    before they are asked for. Computing waits when the bus is more than this behind. More hides more and saves less.
+    before they are asked for. Computing waits when the bus is more than this behind. More hides more and saves less,
+    unless `let_go` is called when forward is over, and `fetch` when backward begins.
     least_bytes: storages smaller than this stay on the card: a copy has a fixed cost of some microseconds.
 
     The buffers on the host are pinned where there is a card, and are used again in the next step. ``taken_bytes`` and
@@ -165,6 +166,17 @@ class Prefetching(_ByStorage):
         self._free: dict[int, list[torch.Tensor]] = {}
         self._streams: dict[torch.device, Any] = {}
         self.host_bytes = 0
+
+    def let_go(self) -> None:
+        """Drop all that still waits on the card; computing waits until it is copied. For the end of forward, when the
+        window is so large that nothing had to go before."""
+        while self._leaving:
+            self._let_go(*self._leaving.popleft())
+
+    def fetch(self) -> None:
+        """Start to bring back what was saved last, up to the window. For the beginning of backward, when other work
+        comes before the first tensor that is asked for."""
+        self._fetch_up_to(self._total)
 
     def _put(self, flat: torch.Tensor) -> _Away:
         while self._order and self._order[-1]() is None:  # of a graph that is gone
@@ -206,16 +218,20 @@ class Prefetching(_ByStorage):
         self._leaving_bytes = 0
         self._fetch(saved)
         self._edge = min(self._edge, saved.index)
-        while self._edge > 0 and self._before[saved.index] - self._before[self._edge - 1] <= self._window:
-            self._edge -= 1
-            earlier = self._order[self._edge]()
-            if earlier is not None:
-                self._fetch(earlier)
+        self._fetch_up_to(self._before[saved.index])
         if saved.arrived is not None:
             torch.cuda.current_stream(saved.device).wait_event(saved.arrived)
             saved.arrived = None
         assert saved.here is not None
         return saved.here
+
+    def _fetch_up_to(self, total: int) -> None:
+        """Fetch, latest first, what lies less than the window before the place `total` in the order of saving."""
+        while self._edge > 0 and total - self._before[self._edge - 1] <= self._window:
+            self._edge -= 1
+            earlier = self._order[self._edge]()
+            if earlier is not None:
+                self._fetch(earlier)
 
     def _fetch(self, saved: _Away) -> None:
         """Start the copy back, unless it is on the card: into memory of the stream that computes, which may still be

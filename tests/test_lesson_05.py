@@ -119,6 +119,12 @@ def test_exercise_2_takes_other_ways_to_write_it() -> None:
         (lambda t: (t.bfloat16().flatten(), t.dtype), lambda k: k[0].to(k[1]), 1, "shape"),
         (lambda t: t.shape, lambda k: torch.zeros(k), 1, "no tensor"),
         (lambda t: (t.bfloat16() * 2, t.dtype), lambda k: k[0].to(k[1]), 1, "further off"),
+        (
+            lambda t: ((t / t.abs().max() * 127).round().to(torch.int8), t.abs().max() / 127, t.dtype),
+            lambda k: (k[0] * k[1]).to(k[2]),
+            1.1,
+            "further off",
+        ),
         (lambda t: t / 0 and 1 // 0, lambda k: k, 1, "raises"),
     ],
     ids=[
@@ -131,6 +137,7 @@ def test_exercise_2_takes_other_ways_to_write_it() -> None:
         "flat",
         "none",
         "doubled",
+        "int8",
         "raises",
     ],
 )
@@ -229,6 +236,14 @@ def test_prefetching_saves_what_the_blocks_keep_but_the_window() -> None:
     assert 12 * 114 * 1024 * 768 - window - 80 * MiB < kept - away < 12 * 114 * 1024 * 768 - window + 80 * MiB
     half = peak(names["keeping"], kind="bfloat16", **sizes)
     assert kept - half == pytest.approx(12 * 114 * 1024 * 768 / 2, rel=0.1)
+
+
+def test_copies_that_may_wait_are_gone_before_the_loss() -> None:
+    names = defined("keeping")
+    sizes = {"seq": 1024, "batch": 1}
+    kept = peak(names["keeping"], **sizes)
+    away = peak(names["keeping"], kind="prefetching", blocks=4, patient=True, **sizes)
+    assert kept - away == pytest.approx(4 * 114 * 1024 * 768, rel=0.1)
 
 
 @pytest.mark.parametrize(("tied", "least"), [(True, 11.5), (False, 15.9)])

@@ -72,6 +72,33 @@ def test_backward_finds_what_it_needs_next_fetched_already() -> None:
     assert asked == [(7, True), (6, True), (5, True), (4, True), (3, True), (2, True), (1, True), (0, True)]
 
 
+def test_what_waits_is_let_go_at_once_and_fetched_before_backward_asks() -> None:
+    x = torch.randn(64, 64, requires_grad=True)
+    wanted = torch.autograd.grad((x.exp() * 0.1).exp().sin().sum(), x)[0]
+    hooks = offload.Prefetching(window=64 * MiB, least_bytes=1)
+    with hooks:
+        y = (x.exp() * 0.1).exp().sin()
+    saved = [reference() for reference in hooks._order]
+    assert len(saved) == 2 and all(one.here is not None for one in saved)  # the window holds them all
+    hooks.let_go()
+    assert all(one.here is None for one in saved) and hooks._leaving_bytes == 0
+    hooks.fetch()
+    assert all(one.here is not None for one in saved)
+    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], wanted)
+
+
+def test_fetching_ahead_keeps_to_the_window() -> None:
+    x = torch.randn(64, 64, requires_grad=True)
+    hooks = offload.Prefetching(window=2 * 64 * 64 * 4, least_bytes=1)
+    with hooks:
+        y = (x.exp() * 0.1).exp().exp().exp().sin()
+    hooks.let_go()
+    hooks.fetch()
+    assert [reference().here is not None for reference in hooks._order] == [False, False, True, True]
+    y.sum().backward()
+    assert x.grad is not None and hooks._edge == 0
+
+
 def test_two_graphs_at_once_get_their_own_back() -> None:
     hooks = offload.Prefetching(window=64 * 64 * 4, least_bytes=1)
     x = torch.randn(64, 64, requires_grad=True)
