@@ -131,6 +131,15 @@ def test_marks_come_back_and_stay_until_the_answer_is_another(tmp_path, monkeypa
 
 
 @pytest.mark.slow
+def test_a_gradebook_that_is_none_is_said_in_one_sentence(tmp_path):
+    handed_in(tmp_path, "ada")
+    (tmp_path / "nbgrader").mkdir()
+    (tmp_path / "nbgrader" / "gradebook.db").write_text("no database at all " * 99)
+    with pytest.raises(UserError, match="gradebook in .* cannot be used"):
+        manual.sync(tmp_path)
+
+
+@pytest.mark.slow
 def test_a_deleted_answer_waits_for_nobody_and_what_is_unreadable_is_left_out(tmp_path):
     handed_in(tmp_path, "ada", without=("why", "cured-check"), status="blank")
     outcomes.save(tmp_path, result("eve", exercise("eve", "why", "unreadable", 0)))

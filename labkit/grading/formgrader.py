@@ -260,18 +260,17 @@ def _forget(folder: Path, book: Any, there: set[tuple[str, str]]) -> None:
 @contextmanager
 def _gradebook(folder: Path) -> Iterator[Any]:
     try:
-        from nbgrader.api import Gradebook
+        from nbgrader.api import Gradebook, StatementError
     except ImportError as error:
         raise UserError("reading written answers needs nbgrader: pip install 'gpt2-small-gpu-lab[grading]'") from error
-    from sqlalchemy.exc import SAWarning, SQLAlchemyError
 
     before = os.environ.get("PATH", "")
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), before])  # nbgrader calls `alembic`
     try:
         with warnings.catch_warnings(), Gradebook(f"sqlite:///{folder.resolve() / 'gradebook.db'}", COURSE) as book:
-            warnings.simplefilter("ignore", SAWarning)  # of nbgrader's own models, about nothing that is done here
+            warnings.simplefilter("ignore", RuntimeWarning)  # SQLAlchemy's, about nbgrader's own models
             yield book
-    except SQLAlchemyError as error:
+    except StatementError as error:  # what SQLAlchemy raises for a file that is no database, too
         raise UserError(f"the gradebook in {folder} cannot be used: {str(error).splitlines()[0]}") from error
     finally:
         os.environ["PATH"] = before
