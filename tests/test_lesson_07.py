@@ -130,6 +130,10 @@ def element_by_element(x: torch.Tensor, limit: float) -> torch.Tensor:
     return torch.clamp(x, -limit, limit)
 
 
+def in_place(x: torch.Tensor, limit: float) -> torch.Tensor:
+    return x.mul_(torch.clamp(limit / x.norm(), max=1.0))
+
+
 def turned_round(x: torch.Tensor, limit: float) -> torch.Tensor:
     norm = x.norm()
     return torch.where(norm > limit, x, x * (limit / norm))
@@ -144,6 +148,7 @@ def turned_round(x: torch.Tensor, limit: float) -> torch.Tensor:
         (never, 1, "above the limit"),
         (element_by_element, 1, "above the limit"),
         (turned_round, 0, "above the limit"),
+        (in_place, 1, "leaves it as it was"),
         (lambda x, limit: print(x), 0, "`return`"),
         (lambda x, limit: x.norm(), 0, "shape"),
         (lambda x, limit: x / 0, 0, "finite"),
@@ -180,6 +185,10 @@ def test_exercise_3_wrong(answer: Any, word: str) -> None:
          1.5, "stops the compiler"),
         ("In C every layer calls item, so the card must wait for the host, which breaks everything that is there.",
          1.5, "A spend"),
+        ("A is limited by matrix products which compiling makes twice as fast, and C breaks at item: the card waits.",
+         1.4, "Who computes"),
+        ("Both are memory bound, so compiling fuses nothing; C has item, and A has many products.",
+         1.4, "bytes or compute"),
         ("The models are both too large for the card and I do not know what the compiler does with them in a step.",
          0.5, ""),
         (42, 0, "text"),
@@ -280,3 +289,20 @@ def test_the_steps_that_the_card_measures_run(monkeypatch: pytest.MonkeyPatch) -
     for mode in ("eager", "default"):
         stepped(mode, tiny("modes")["mlp"], mode=mode, batch=1, seq=8)
     assert graphs == {"eager": 0, "default": 1}
+
+
+def test_another_activation_is_found_by_the_comparison() -> None:
+    """What must fail does: SiLU is no rounding of GELU."""
+    names = defined("regional") | defined("equivalence")
+    tokens = torch.randint(0, 512, (2, 16), generator=torch.Generator().manual_seed(0))
+
+    def step(change: Callable[[Any], Any] = lambda model: model) -> Any:
+        return names["loss_and_gradient"](change(names["small_gpt2"](1)), tokens)
+
+    def other(model: Any) -> Any:
+        model.transformer.h[0].mlp.act = torch.nn.SiLU()
+        return model
+
+    truth = step(lambda model: model.double())
+    tolerance = 100 * torch.finfo(torch.float32).eps
+    assert max(names["off"](step(), truth)) < tolerance < max(names["off"](step(other), truth))
