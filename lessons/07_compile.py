@@ -932,7 +932,8 @@ with compiling.fresh():
     model = compiling.compile_blocks(small_gpt2(2), backend=backend)
     compared["2 blocks, cut by the compiler"] = off(loss_and_gradient(model, tokens), truth)
 if on_card and not cannot:  # a processor compiles them for too long
-    with compiling.fresh():
+    # TF32 is recommended on stderr here; it would change the numbers
+    with compiling.fresh(), contextlib.redirect_stderr(io.StringIO()):
         model = compiling.compile_blocks(small_gpt2(2))
         compared["2 blocks, Inductor"] = off(loss_and_gradient(model, tokens), truth)
 model = small_gpt2(2)
@@ -990,8 +991,7 @@ for function in (product, until_settled):
     if cannot:
         continue
     eager = lab.time_step(functools.partial(function, a, c), repeats=6)
-    # TF32 is recommended on stderr here; it would change the numbers
-    with compiling.fresh(), contextlib.redirect_stderr(io.StringIO()):
+    with compiling.fresh(), contextlib.redirect_stderr(io.StringIO()):  # TF32 again
         note = compiling.FirstCall()
         step = note.around(functools.partial(torch.compile(function), a, c))
         compiled = lab.time_step(step, repeats=6)
