@@ -87,8 +87,8 @@ def parsed(content: bytes, name: str) -> dict[str, Any]:
 
 def inspect(notebook: Mapping[str, Any], pristine: Mapping[str, Any], lesson: str) -> Look:
     """What `notebook` shows of `lesson`, beside the `pristine` one that learners get. Both as `parsed` returns them."""
-    wanted, got = _exercise_cells(pristine), _exercise_cells(notebook)
-    counts = Counter(_grade_id(cell) for cell in notebook["cells"] if _grade_id(cell))
+    wanted, got = exercise_cells(pristine), exercise_cells(notebook)
+    counts = Counter(grade_id(cell) for cell in notebook["cells"] if grade_id(cell))
     if not any(name in got for name in wanted):
         raise UserError(
             f"the notebook has no exercise of {lesson}: it is another lesson's, or lost its cells' metadata"
@@ -110,7 +110,7 @@ def inspect(notebook: Mapping[str, Any], pristine: Mapping[str, Any], lesson: st
         if name in got and not _same(source(got[name]), source(wanted[name]))
     ]
     ids = {cell.get("id") for cell in notebook["cells"]} | {source(cell) for cell in notebook["cells"]}
-    gone = [c["id"] for c in pristine["cells"] if not _grade_id(c) and not {c["id"], source(c)} & ids]
+    gone = [c["id"] for c in pristine["cells"] if not grade_id(c) and not {c["id"], source(c)} & ids]
     if gone:
         warnings.append(f"cells of the lesson are gone: {', '.join(gone[:6])}{' …' if len(gone) > 6 else ''}")
     warnings += run_state(notebook)
@@ -141,6 +141,21 @@ def source(cell: Mapping[str, Any]) -> str:
     """A cell's source as one text; the file may hold it as a list of lines."""
     text = cell["source"]
     return "".join(str(line) for line in text) if isinstance(text, list) else text
+
+
+def exercise_cells(notebook: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Answer and check cells by their nbgrader id; the first of those that have the same."""
+    found: dict[str, dict[str, Any]] = {}
+    for cell in notebook["cells"]:
+        if name := grade_id(cell):
+            found.setdefault(name, cell)
+    return found
+
+
+def grade_id(cell: Mapping[str, Any]) -> str | None:
+    """The name that nbgrader knows a cell by; None where it has none."""
+    name = _meta(cell).get("grade_id")
+    return name if isinstance(name, str) and name else None
 
 
 def _where(lesson: str) -> tuple[Path, str]:
@@ -214,7 +229,7 @@ def _foreign(rows: list[dict[str, Any]], notebook: Mapping[str, Any]) -> list[st
     names = {
         row.get("exercise") for row in rows if row.get("kind") == "check" and begun and row.get("session") == begun[-1]
     }
-    unknown = sorted(str(n) for n in names - set(_exercise_cells(notebook)))
+    unknown = sorted(str(n) for n in names - set(exercise_cells(notebook)))
     return [f"the ledger speaks of exercises that this notebook does not have: {', '.join(unknown)}"] if unknown else []
 
 
@@ -234,24 +249,10 @@ def _made_with(lesson: str, pristine: Path, book: Path, rows: list[dict[str, Any
     }
 
 
-def _exercise_cells(notebook: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Answer and check cells by their nbgrader id; the first of those that have the same."""
-    found: dict[str, dict[str, Any]] = {}
-    for cell in notebook["cells"]:
-        if name := _grade_id(cell):
-            found.setdefault(name, cell)
-    return found
-
-
 def _meta(cell: Mapping[str, Any]) -> Mapping[str, Any]:
     metadata = cell.get("metadata")
     meta = metadata.get("nbgrader") if isinstance(metadata, dict) else None
     return meta if isinstance(meta, dict) else {}
-
-
-def _grade_id(cell: Mapping[str, Any]) -> str | None:
-    name = _meta(cell).get("grade_id")
-    return name if isinstance(name, str) and name else None
 
 
 def _code(cell: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ import graded
 import pytest
 from graded import LESSON, notebook, png, row, session
 
-from labkit.grading import comparing, feedback, outcomes
+from labkit.grading import comparing, feedback, figures, outcomes
 from labkit.units import UserError
 
 GIB = 2**30
@@ -103,9 +103,9 @@ def test_rows_that_say_anything_break_nothing():
         comparing.messages(saved, LESSON)
 
 
-def figure(tmp_path, saved: list[str], again: list[str]) -> list[comparing.FigurePair]:
+def figure(tmp_path, saved: list[str], again: list[str]) -> list[figures.FigurePair]:
     books = [notebook(tmp_path / f"{n}.ipynb", {"sweep": images}) for n, images in (("a", saved), ("b", again))]
-    return comparing.figures(*books)
+    return figures.pairs(*books)
 
 
 def test_figures_are_compared_as_they_look(tmp_path):
@@ -116,7 +116,7 @@ def test_figures_are_compared_as_they_look(tmp_path):
     assert figure(tmp_path, [png()], [png(height=50)])[0].verdict == "differs"
     assert [p.verdict for p in figure(tmp_path, [png(), png()], [png()])] == ["same", "only handed in"]
     assert figure(tmp_path, [], [png()])[0].verdict == "only run again"
-    assert comparing.figures(None, tmp_path / "missing.ipynb") == []
+    assert figures.pairs(None, tmp_path / "missing.ipynb") == []
 
 
 def test_what_only_calls_itself_an_image_is_left_out(tmp_path):
@@ -126,7 +126,7 @@ def test_what_only_calls_itself_an_image_is_left_out(tmp_path):
         base64.b64encode(b"<svg onload=alert(1)>" * 9).decode(),
         png()[:-8] + '"onerror=x',
         base64.b64encode(base64.b64decode(png())[:16] + b"\x7f" * 40).decode(),  # 2 billion pixels wide
-        "A" * (comparing.PNG_BYTES * 2),
+        "A" * (figures.PNG_BYTES * 2),
         "",
     ]
     assert figure(tmp_path, bad, []) == []
@@ -139,7 +139,7 @@ def test_what_only_calls_itself_an_image_is_left_out(tmp_path):
         {"cells": [1]},
     ):
         (tmp_path / "x.ipynb").write_text(json.dumps(strange))
-        assert comparing.figures(tmp_path / "x.ipynb", None) == []
+        assert figures.pairs(tmp_path / "x.ipynb", None) == []
 
 
 def page(out, **changed) -> str:

@@ -12,6 +12,7 @@ import pytest
 from graded import LESSON, exercise, png, result
 
 from labkit.grading import export, feedback, formgrader, manual, outcomes, summary
+from labkit.grading.harmless import harmless
 from labkit.units import UserError
 
 PRISTINE = json.loads((Path(__file__).resolve().parents[1] / "notebooks" / f"{LESSON}.ipynb").read_text())
@@ -199,7 +200,7 @@ def test_only_the_lessons_own_prose_text_and_sound_images_reach_a_readers_browse
         },
         {"cell_type": "code", "id": "why2", "source": "2", "metadata": evil, "outputs": 7, "execution_count": True},
     ]
-    made = formgrader.harmless({"cells": learner, "metadata": {"x": script}}, PRISTINE)
+    made = harmless({"cells": learner, "metadata": {"x": script}}, PRISTINE)
     first, mine, raw, answer, copied = made["cells"]
     text = given["source"]
     assert first["source"] == ("".join(text) if isinstance(text, list) else text)
@@ -223,7 +224,7 @@ def test_only_the_lessons_own_prose_text_and_sound_images_reach_a_readers_browse
 def test_what_is_shown_is_a_notebook():
     import nbformat
 
-    nbformat.validate(formgrader.harmless(PRISTINE, PRISTINE), version=4)
+    nbformat.validate(harmless(PRISTINE, PRISTINE), version=4)
 
 
 def test_marks_that_cannot_be_read_are_not_passed_over_in_silence(tmp_path):

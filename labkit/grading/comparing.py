@@ -1,4 +1,4 @@
-"""What a learner handed in beside what the same notebook gives when it is run again: rows of the ledger, and figures.
+"""The ledger rows that a learner handed in beside those that the same notebook writes when it is run again.
 
 Memory that was predicted for the same card by the same PyTorch must come out equal to the byte. What a card measured is
 held against the prediction with a tolerance, times only loosely: they belong to the machine. Nothing here decides a
@@ -7,17 +7,11 @@ score; a difference is something to look at. Everything that is read was written
 
 from __future__ import annotations
 
-import base64
-import binascii
-import io
 import math
-import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from .. import report as reporting
 from .. import show, summary, verdicts
 from ..units import GiB, KiB, MiB, show_bytes, show_seconds
 
@@ -27,12 +21,10 @@ MEASURED_WITHIN = 0.05  # a prediction beside a card's own number; the worst of 
 MEASURED_SLACK = 66 * MiB  # the workspaces of cuBLAS on an H200: a small experiment may hold them or not
 NUMBER_WITHIN = 0.05
 TIME_FACTOR = 5.0  # two machines, or two moments of one
-FIGURE_SHARE = 0.02  # of pixels: a title that names another card changes less, another curve more
-PNG_BYTES, PNG_SIDE, MOST_FIGURES = 2 * MiB, 4000, 60
 _TIME_UNITS = {"s", "ms", "us", "µs", "min", "tokens/s", "it/s", "GB/s", "GiB/s", "TFLOP/s", "FLOP/s", "×", "x"}
 _MEMORY_UNITS = {"bytes": 1, "B": 1, "KiB": KiB, "MiB": MiB, "GiB": GiB, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 _LONGEST = 160
-_BAD_ROW = (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError, ArithmeticError)
+BAD_ROW = (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError, ArithmeticError)
 
 
 @dataclass(frozen=True)
@@ -53,22 +45,6 @@ class Pair:
     @property
     def flagged(self) -> bool:
         """Whether this is a difference that somebody should look at."""
-        return self.verdict == DIFFERS
-
-
-@dataclass(frozen=True)
-class FigurePair:
-    """A figure as saved and as drawn again (base64 of the PNG; empty where there is none), what it shows, its cell."""
-
-    cell: str
-    alt: str
-    saved: str
-    again: str
-    verdict: str
-
-    @property
-    def flagged(self) -> bool:
-        """Whether the two look different."""
         return self.verdict == DIFFERS
 
 
@@ -112,20 +88,6 @@ def where(rows_: Sequence[dict[str, Any]], lesson: str) -> str:
         return ""
     verb = "measured on" if begin.get("source") == "measured" else "predicted for"
     return f"{verb} {str(begin.get('card'))[:60]}, torch {_torch(begin)[:30] or '?'}"
-
-
-def figures(saved: Path | None, again: Path | None) -> list[FigurePair]:
-    """The figures of two executed notebooks side by side, cell by cell; None stands for a notebook that is not there.
-
-    Only sound PNG images of a reasonable size are taken: what a learner's notebook calls an image may be anything.
-    """
-    before, after = _figures(saved), _figures(again)
-    found = []
-    for key in [*after, *(k for k in before if k not in after)]:
-        one, other = before.get(key, ("", "")), after.get(key, ("", ""))
-        verdict = _look(one[0], other[0]) if one[0] and other[0] else ONLY_SAVED if one[0] else ONLY_AGAIN
-        found.append(FigurePair(key[0], other[1] or one[1], one[0], other[0], verdict))
-    return found
 
 
 def _judge(one: _Entry, other: _Entry) -> tuple[str, str]:
@@ -189,7 +151,7 @@ def _entries(rows_: Sequence[dict[str, Any]], lesson: str) -> dict[tuple[str, st
         try:
             for what, entry in _of_row(row):
                 found[entry.kind, what] = entry
-        except _BAD_ROW:
+        except BAD_ROW:
             continue
     return found
 
@@ -248,63 +210,3 @@ def _number(value: Any) -> float | None:
     if not isinstance(value, (int, float)) or not -1e18 < value < 1e18:  # also refuses nan
         return None
     return value
-
-
-def _figures(notebook: Path | None) -> dict[tuple[str, int], tuple[str, str]]:
-    """Sound images of a notebook by cell and place in it: base64 of the PNG, and its description."""
-    found: dict[tuple[str, int], tuple[str, str]] = {}
-    if notebook is None or not notebook.is_file():
-        return found
-    count: dict[str, int] = {}
-    for data, alt, cell in _images(notebook):
-        count[cell] = count.get(cell, 0) + 1
-        if len(found) < MOST_FIGURES and (image := sound(data)):
-            found[cell, count[cell]] = (image, alt[:2000])
-    return found
-
-
-def _images(notebook: Path) -> Iterable[tuple[str, str, str]]:
-    try:
-        return [(data, str(alt), str(cell)) for data, alt, cell, _ in reporting.figures(notebook)]
-    except _BAD_ROW:  # outputs of a shape that no kernel writes
-        return []
-
-
-def sound(data: str) -> str:
-    """`data` as clean base64 when it is a PNG of a reasonable size, else nothing."""
-    if len(data) > PNG_BYTES * 4 / 3 + 4:
-        return ""
-    try:
-        image = base64.b64decode(data, validate=True)
-        width, height = struct.unpack(">II", image[16:24])
-    except (binascii.Error, ValueError, struct.error):
-        return ""
-    if not image.startswith(b"\x89PNG\r\n\x1a\n") or not (0 < width <= PNG_SIDE and 0 < height <= PNG_SIDE):
-        return ""
-    return base64.b64encode(image).decode()
-
-
-def _look(saved: str, again: str) -> str:
-    """Whether two PNG images look the same."""
-    if saved == again:
-        return SAME
-    one, other = _grey(saved), _grey(again)
-    if one is None or other is None or one.shape != other.shape:
-        return DIFFERS
-    import numpy
-
-    share = float((numpy.abs(one - other) > 32).mean())
-    return SAME if share == 0 else CLOSE if share <= FIGURE_SHARE else DIFFERS
-
-
-def _grey(data: str) -> Any:
-    """The grey levels of an image, 0 to 255; None where it cannot be decoded."""
-    import matplotlib.image
-    import numpy
-
-    try:
-        image = matplotlib.image.imread(io.BytesIO(base64.b64decode(data)), format="png")
-    except (OSError, SyntaxError, ValueError):  # what Pillow raises for a broken file
-        return None
-    levels = image if image.ndim == 2 else image[..., :3].mean(axis=-1)
-    return 255 * numpy.asarray(levels, dtype=float)

@@ -15,7 +15,7 @@ from ..pages import page, rich, safe, table
 from ..progress import label
 from ..show import number
 from ..units import UserError
-from . import comparing, manual, outcomes
+from . import comparing, figures, manual, outcomes
 from .outcomes import ExerciseResult, SubmissionResult
 
 WORDS = {
@@ -204,7 +204,7 @@ def _pairs(pairs: Sequence[comparing.Pair]) -> str:
 
 def _figures(out: Path, result: SubmissionResult, room: list[int]) -> str:
     files = [out / name if name else None for name in (result.saved_notebook, result.regenerated_notebook)]
-    pairs = comparing.figures(*files)
+    pairs = figures.pairs(*files)
     if not pairs:
         return ""
     blocks, left_out = [], 0
@@ -221,7 +221,7 @@ def _figures(out: Path, result: SubmissionResult, room: list[int]) -> str:
     return f"<h3>Figures, as handed in and drawn again</h3><p>{safe(line)}.</p>{''.join(blocks)}"
 
 
-def _figure(pair: comparing.FigurePair) -> str:
+def _figure(pair: figures.FigurePair) -> str:
     where = f"<b>{safe(pair.cell)}</b>"
     if pair.verdict == comparing.SAME:
         both = f"<div class=gallery>{_image(pair.saved, pair.alt, 'as handed in, and the same when drawn again')}</div>"

@@ -3,18 +3,13 @@
 ``OUT/nbgrader`` gets ``release/`` (the lesson as learners get it), ``autograded/<student>/<lesson>/`` (the notebook as
 it was run again) and ``gradebook.db``. There is no ``submitted/``, on purpose: formgrader would offer to autograde it,
 and nbgrader runs what it autogrades without a sandbox.
-
-Formgrader shows a notebook inside a page that may do everything its reader may do on the Jupyter server. Therefore only
-text and sound PNG images of a learner's notebook get there: no HTML, no script, no prose that is not the lesson's own.
 """
 
 from __future__ import annotations
 
 import hashlib
-import html
 import json
 import os
-import re
 import shutil
 import sys
 import warnings
@@ -25,17 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from .. import executing, places
-from ..submitting import parsed, source
+from ..submitting import exercise_cells, grade_id, parsed, source
 from ..units import UserError
-from . import comparing
+from .harmless import harmless
 from .outcomes import ExerciseResult, SubmissionResult
 
 FOLDER = "nbgrader"
 CONFIG = "nbgrader_config.py"
 COURSE = "labkit"  # as in that file
-_TEXT = 20_000  # characters of one output
 Key = tuple[str, str, str]  # student, lesson, exercise
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 @dataclass(frozen=True)
@@ -117,72 +110,6 @@ def digest(cells: Mapping[str, Mapping[str, Any]], exercise: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
-def harmless(notebook: Mapping[str, Any], pristine: Mapping[str, Any]) -> dict[str, Any]:
-    """A learner's executed notebook as it may be shown: the lesson's own prose and metadata, code, text and images.
-
-    `pristine` is the lesson as learners get it. Prose of the learner's own is shown as text, an output of HTML as the
-    words in it.
-    """
-    prose = {(c.get("id"), source(c)) for c in pristine["cells"] if c["cell_type"] == "markdown"}
-    metadata = {_name(c): c["metadata"] for c in pristine["cells"] if _name(c)}
-    cells: list[dict[str, Any]] = []
-    for number, cell in enumerate(notebook["cells"]):
-        text = source(cell)
-        made: dict[str, Any] = {"id": f"cell-{number}", "metadata": {}, "source": text}
-        if cell["cell_type"] == "code":
-            name = _name(cell)
-            count = cell.get("execution_count")
-            made |= {"cell_type": "code", "outputs": _outputs(cell), "metadata": metadata.pop(name, {}) if name else {}}
-            made["execution_count"] = count if isinstance(count, int) and not isinstance(count, bool) else None
-        else:
-            made["cell_type"] = "markdown"
-            if (cell.get("id"), text) not in prose:
-                fence = "`" * (3 + max((len(run) for run in re.findall(r"`+", text)), default=0))
-                made["source"] = f"{fence}text\n{text}\n{fence}"
-        cells.append(made)
-    return {"cells": cells, "metadata": pristine["metadata"], "nbformat": 4, "nbformat_minor": 5}
-
-
-def _outputs(cell: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    outputs = cell.get("outputs")
-    for output in outputs if isinstance(outputs, list) else []:
-        if not isinstance(output, dict):
-            continue
-        data = output.get("data")
-        if output.get("output_type") == "error":
-            lines = output.get("traceback")
-            text = "\n".join(map(str, lines)) if isinstance(lines, list) else ""
-            found.append(_stream(text or f"{output.get('ename')}: {output.get('evalue')}"))
-        elif isinstance(data, dict):
-            image = comparing.sound(_joined(data.get("image/png")))
-            words = _words(_joined(data.get("text/html"))) or _joined(data.get("text/plain"))
-            if image:
-                found.append({"output_type": "display_data", "data": {"image/png": image}, "metadata": {}})
-            elif words:
-                found.append(_stream(words))
-        else:
-            found.append(_stream(_joined(output.get("text"))))
-    return [one for one in found if one.get("text") or one.get("data")]
-
-
-def _stream(text: str) -> dict[str, Any]:
-    plain = _ANSI.sub("", text).rstrip("\n")
-    cut = plain if len(plain) <= _TEXT else f"{plain[:_TEXT]}\n… ({len(plain) - _TEXT} more characters)"
-    return {"output_type": "stream", "name": "stdout", "text": f"{cut}\n" if cut else ""}
-
-
-def _words(markup: str) -> str:
-    """The words of a piece of HTML, one line for each row or block."""
-    lines = re.sub(r"</(tr|div|p|li|h\d)>|<br\s*/?>", "\n", re.sub(r"</t[dh]>", "   ", markup[:_TEXT]))
-    text = html.unescape(re.sub(r"<[^>]*>?", "", lines))
-    return "\n".join(line.strip() for line in text.split("\n") if line.strip())
-
-
-def _joined(value: Any) -> str:
-    return "".join(map(str, value)) if isinstance(value, list) else value if isinstance(value, str) else ""
-
-
 def _lay_lesson(folder: Path, book: Any, lesson: str) -> None:
     """The lesson in release/ and in the gradebook: its graded, its answer and its locked cells."""
     pristine = _pristine(lesson)
@@ -190,7 +117,7 @@ def _lay_lesson(folder: Path, book: Any, lesson: str) -> None:
     book.update_or_create_assignment(lesson)
     book.update_or_create_notebook(lesson, lesson)
     for cell in pristine["cells"]:
-        name = _name(cell)
+        name = grade_id(cell)
         if not name:
             continue
         meta = cell["metadata"]["nbgrader"]
@@ -299,21 +226,9 @@ def _pristine(lesson: str) -> dict[str, Any]:
 def _cells(path: Path) -> dict[str, dict[str, Any]]:
     """The cells of a notebook by their nbgrader name, the first of those that have the same."""
     try:
-        notebook = parsed(path.read_bytes(), path.name)
+        return exercise_cells(parsed(path.read_bytes(), path.name))
     except (OSError, UserError):
         return {}
-    found: dict[str, dict[str, Any]] = {}
-    for cell in notebook["cells"]:
-        if name := _name(cell):
-            found.setdefault(name, cell)
-    return found
-
-
-def _name(cell: Mapping[str, Any]) -> str | None:
-    metadata = cell.get("metadata")
-    meta = metadata.get("nbgrader") if isinstance(metadata, dict) else None
-    name = meta.get("grade_id") if isinstance(meta, dict) else None
-    return name if isinstance(name, str) and name else None
 
 
 def _save(path: Path, notebook: Mapping[str, Any]) -> None:
