@@ -184,6 +184,13 @@ def test_there_is_a_page_for_each_student_and_written_answers_wait(tmp_path):
     assert "✗ could not be read" in pages[4].read_text() and "the file is not JSON" in pages[4].read_text()
 
 
+def test_a_notebook_that_was_not_run_again_has_no_comparison(tmp_path):
+    text = page(tmp_path, regenerated_rows=(), regenerated_notebook="")
+    assert "The notebook was not run again, so no numbers are compared" in text
+    assert "only handed in" not in text and "<img" not in text and "run again from top to bottom" not in text
+    assert "No ledger was handed in" in page(tmp_path, saved_rows=())
+
+
 def test_a_page_of_somebody_who_has_no_result_any_more_goes(tmp_path):
     graded.small_class(tmp_path)
     feedback.write(tmp_path)

@@ -27,8 +27,8 @@ WORDS = {
     "timeout": "✗ not done in time",
     "crashed": "✗ its process died",
     "unreadable": "✗ could not be read",
-    "tampered": "✗ the lesson's own cells or checks were changed",
-    "needs-manual": "… read by an instructor",
+    "tampered": "✗ checks or outputs changed",
+    "needs-manual": "… to be read",
 }
 TONES = {"graded": "good", "partial": "half", "blank": "plain", "needs-manual": "plain"}  # all others: bad
 _FINDINGS = {
@@ -96,9 +96,10 @@ def _head(student: str, results: Sequence[SubmissionResult]) -> str:
 
 
 def _foot(results: Sequence[SubmissionResult]) -> str:
-    seeds = any(e.seed is not None for r in results for e in r.exercises)
-    line = "Every notebook was run again from top to bottom, in a fresh process; answers were called with inputs of "
-    line += "their own. " if seeds else "the lesson. "
+    again = all(r.regenerated_notebook for r in results)
+    line = "Notebooks were run again from top to bottom. " if again else ""
+    if any(e.seed is not None for r in results for e in r.exercises):
+        line += "Functions were called with inputs of grading's own. "
     return f"<p>{line}Predicted memory comes out the same on every machine; times do not.</p>"
 
 
@@ -169,8 +170,11 @@ def _answers(result: SubmissionResult) -> str:
 
 def _numbers(result: SubmissionResult) -> str:
     pairs = [p for p in comparing.rows(result.saved_rows, result.regenerated_rows, result.lesson) if p.kind != "check"]
-    if not result.saved_rows or not pairs:
-        return "" if result.saved_rows else "<p>No ledger was handed in, so no numbers are compared.</p>"
+    if not result.saved_rows or not result.regenerated_rows:
+        why = "The notebook was not run again" if result.saved_rows else "No ledger was handed in"
+        return f"<p>{why}, so no numbers are compared.</p>" if result.saved_notebook else ""
+    if not pairs:
+        return ""
     origin = [comparing.where(rows, result.lesson) for rows in (result.saved_rows, result.regenerated_rows)]
     flagged = [p for p in pairs if p.flagged]
     counts = Counter(p.verdict for p in pairs)
@@ -203,6 +207,8 @@ def _pairs(pairs: Sequence[comparing.Pair]) -> str:
 
 
 def _figures(out: Path, result: SubmissionResult, room: list[int]) -> str:
+    if not result.regenerated_notebook:
+        return ""
     files = [out / name if name else None for name in (result.saved_notebook, result.regenerated_notebook)]
     pairs = figures.pairs(*files)
     if not pairs:
