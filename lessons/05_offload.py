@@ -324,7 +324,8 @@ lab.table(["where", f"peak ({lesson.source})", "saved", "one step"], table)
 # than 12 and 16 are saved, because now another moment makes the peak, in backward. With 2 x 1024 tokens the peak is at
 # the start of backward: temporaries and gradients are not there anyway, and only the 8 are saved.
 #
-# The price is of the size of a whole step here, and hardly depends on the tokens. The Account takes it apart.
+# The price is of the order of a whole step here. It varies with the host, with what else its processor does, and with
+# how much of it backward can hide; the Account takes it apart.
 #
 # ### Activations on the host: `save_on_cpu`, and a side stream
 #
