@@ -55,6 +55,16 @@ def shown_time(report):
     )
 
 
+def gain(before, after):
+    """The part of the time of `before` that `after` saves, and by how much noise may move it: half of both
+    interquartile ranges. None where a time is missing."""
+    if not (before.timing and after.timing):
+        return None
+    whole = before.timing.median_seconds
+    noise = (before.timing.spread_seconds + after.timing.spread_seconds) / 2
+    return 1 - after.timing.median_seconds / whole, noise / whole
+
+
 def have_times(series):
     """Whether every run that fits has a time: measured, or from a reference row."""
     return all(r.timing for reports in series.values() for r in reports if r.ok)
@@ -172,9 +182,13 @@ layers = {
     how: by_length(one_layer, f"one layer, {how}", LENGTHS, how=how)
     for how in ("by hand", "math", "default")
 }
-for name, how in {"layer_hand": "by hand", "layer_sdpa": "default"}.items():
+square = 16 * 12 * LENGTHS[-1] ** 2 / GiB  # four tensors of fp32 scores, 12 heads: see Account
+said = "Four tensors of scores at the peak of backward; the Account has the rest."
+for name, how, *more in [("layer_hand", "by hand", square, said), ("layer_sdpa", "default")]:
     nbytes = peak(layers[how][-1])
-    lab.answer(name, measured=nbytes / GiB if nbytes else None)
+    formula, note = more or (None, "No tensor of scores at all.")
+    measured = nbytes / GiB if nbytes else None
+    lab.answer(name, measured=measured, formula=formula, note=note)
 lab.plots.show(lab.plots.sweep(layers, x="seq", y="requested", log=True))
 timed = fitting(layers)
 if have_times(timed):
@@ -413,6 +427,15 @@ if shortest.timing:
     print(
         f"a layer of {shortest.settings['seq']} tokens (fp32, default) takes {shown_time(shortest)}"
     )
+rows = []
+for how in ("efficient", "flash", "cudnn"):
+    if not fits_card(how, HALF)[0]:
+        continue
+    name = f"4 x 8192, {how}, {HALF}"
+    report = lab.measure(one_layer, name=name, how=how, dtype=HALF, batch=4, seq=8192, **common)
+    (report,) = lab.with_times([report])
+    rows.append([how, show(peak(report)), str(report.timing or "no reference row")])
+lab.table([f"4 x 8192 tokens, {HALF}", "peak", "time"], rows)
 flash_like = reports.get(("flash", HALF)) or reports["efficient", HALF]  # no flash on Turing
 lab.answer(
     "hand_over_flash",
@@ -423,10 +446,12 @@ lab.answer(
 # %% [markdown]
 # *What to see:* a missing bar is a backend that refuses; shorter is faster. The line under the figure is what starting
 # the kernels takes on this machine even if they have next to nothing to do; it changes with what else the processor
-# does. Times near it say more about Python than about the card: do not rank the fused backends in 16 bits by them.
-# The long bars are the card's. *Math* in 16 bits takes as much memory as in fp32: for accuracy it computes in fp32
-# inside, and so needs more than the five lines by hand. The fused backends hardly differ in memory, because all of them
-# keep the same things (see *Account*).
+# does. Times near it say more about Python than about the card: do not rank the fused backends in 16 bits by them. The
+# long bars are the card's, and so are the times of the second table, with eight times the tokens in a sequence.
+#
+# *Math* in 16 bits takes as much memory as in fp32: for accuracy it computes in fp32 inside, and so needs more than the
+# five lines by hand. The fused backends hardly differ in memory, because all of them keep the same things (see
+# *Account*).
 #
 # ### The whole model
 #
@@ -461,7 +486,8 @@ def gpt2(device, way="eager", precision="16 bits", batch=1, seq=1024):
 lab.guess(
     "longest",
     None,
-    "Eager attention runs out at 2048 tokens. Of 128, 512, 1024, 1536, 4096: what fits with SDPA?",
+    "Of 128, 512, 1024, 1536 and 4096 tokens: what is the longest that fits with SDPA?",
+    unit="tokens",
 )
 
 # %% name="whole-sweep"
@@ -470,7 +496,12 @@ whole = {
     "sdpa": by_length(gpt2, "GPT-2, sdpa", [128, 512, 1024, 1536, 4096], way="sdpa"),
 }
 longest = max((r.settings["seq"] for r in whole["sdpa"] if r.ok), default=None)
-lab.answer("longest", measured=longest, note="The longest that was tried.")
+out = min((r.settings["seq"] for r in whole["eager"] if not r.ok), default=None)
+lab.answer(
+    "longest",
+    measured=longest,
+    note=f"Eager attention runs out at {out:,}." if out else "Eager attention fits, too.",
+)
 lab.plots.show(lab.plots.sweep(whole, x="seq", y="requested", fit=False))
 timed = fitting(whole)
 if have_times(timed):
@@ -509,7 +540,8 @@ lab.guess(
 # autocast runs in fp32 (4), the mask of dropout (1), and what dropout leaves of it, in 16 bits (2).
 #
 # *Time:* one short sequence cannot keep a fast card busy. There the step takes as long as Python needs to start its
-# kernels, and wobbles with it; SDPA starts fewer. On a slower card the curves rise earlier.
+# kernels, and wobbles with it, up and down whatever the length; SDPA starts fewer. On a slower card the curves rise
+# earlier.
 #
 # Now the claim about half the memory and 15 % of the time: two sequences of 1024 tokens, the memory-efficient backend
 # forced, in both precisions.
@@ -533,13 +565,13 @@ for precision in ("fp32", "16 bits"):
         [pairs["eager", precision], pairs["efficient", precision]]
     )
     saved[precision] = 1 - peak(efficient) / peak(eager)
-    if eager.timing and efficient.timing:
-        slower[precision] = efficient.timing.median_seconds / eager.timing.median_seconds - 1
+    found = gain(eager, efficient)
+    if found:
+        slower[precision] = -found[0], found[1]
     cells = [show(peak(eager)), show(peak(efficient)), f"{saved[precision]:.0%}"]
     cells += [shown_time(eager), shown_time(efficient)]
-    rows.append(
-        [precision, *cells, f"{slower[precision]:+.0%}" if precision in slower else "–"]
-    )
+    more = "{:+.0%} ± {:.0%}".format(*slower[precision]) if precision in slower else "–"
+    rows.append([precision, *cells, more])
 print(f"GPT-2, {batch} x {seq}; memory: {lesson.source}")
 lab.table(["precision", "eager", "efficient", "saved", "eager", "efficient", "time"], rows)
 lab.answer(
@@ -549,9 +581,11 @@ lab.answer(
 )
 said = "saves " + ", ".join(f"{s:.0%} ({p})" for p, s in saved.items())
 if slower:
-    said += "; time " + ", ".join(f"{s:+.0%} ({p})" for p, s in slower.items())
+    said += "; time " + ", ".join(
+        f"{more:+.0%} ± {noise:.0%} ({p})" for p, (more, noise) in slower.items()
+    )
     about_half = all(0.4 <= s <= 0.6 for s in saved.values())
-    costs = all(0.05 <= s <= 0.25 for s in slower.values())
+    costs = all(0.05 <= more <= 0.25 for more, _ in slower.values())
     lab.settle(
         "half",
         measured=said,
@@ -624,11 +658,29 @@ for (how, masked), report in detours.items():
 with_mask = [all(refusals[name]) for name in cases if name.startswith("mask")]
 without = [any(refusals[name]) for name in cases if not name.startswith("mask")]
 holds = all(with_mask) and not any(without)
-before, after = detours["default", False], detours["default", True]
-said = f"flash refuses {sum(with_mask)} of {len(with_mask)} mask tensors, no call without one"
-if before.timing and after.timing:
-    said += f"; the default takes {after.timing.median_seconds / before.timing.median_seconds:.2f} times as long"
-lab.settle("mask", measured=said, verdict="holds" if holds else "does not hold")
+
+
+def complaints():
+    """How many warnings PyTorch gives when a mask keeps flash from running."""
+    q, k, v = inputs(HALF, where=device)
+    return len(attention.warned(lambda: attend("default", q, k, v, mask=causal.to(device))))
+
+
+said = f"flash refuses {sum(with_mask)} of {len(with_mask)} mask tensors, "
+said += "no call without one" if not any(without) else "and calls without one"
+heard = lab.known("warnings about a mask", complaints() if on_card else None)
+if heard["value"] is not None:
+    said += f"; {heard['value']} warnings"
+where = device if on_card else "meta"
+alone = attention.explain(*inputs(HALF, where=where), causal=True).ran
+other = attention.explain(*inputs(HALF, where=where), causal.to(where)).ran
+words = {"default": f"default ({alone}, with a mask {other})", "efficient": "efficient"}
+for how in [how for how in words if (how, True) in detours]:
+    longer = gain(detours[how, False], detours[how, True])
+    if longer:
+        said += f"; time of {words[how]} {-longer[0]:+.0%} ± {longer[1]:.0%}"
+verdict = "holds" if holds and not heard["value"] else "does not hold"
+lab.settle("mask", measured=said, verdict=verdict)
 
 # %% [markdown]
 # Dropout does not disturb flash on a card. (On the processor it does: there any dropout means math.) cuDNN and the
@@ -751,7 +803,7 @@ wanted = {
     "math": lambda e, s: 4 * (3 * D + s),
     "fused": lambda e, s: 4 * e * D + 4,
 }
-quiet = {"repeats": 0, "trace": False, "record": False}
+unseen = {"repeats": 0, "trace": False, "record": False}
 for how, dtype in [
     ("by hand", "float32"),
     ("efficient", "float32"),
@@ -764,7 +816,7 @@ for how, dtype in [
 ]:
     if how != "by hand" and not fits_card(how, dtype)[0]:
         continue
-    lab.measure(keeps, how=how, dtype=dtype, **quiet)
+    lab.measure(keeps, how=how, dtype=dtype, **unseen)
     e = torch.finfo(getattr(torch, dtype)).bits // 8
     found = sum(kept.values()) / (4 * 12 * 1024)
     formula = wanted.get(how, wanted["fused"])(e, 1024)
@@ -803,8 +855,9 @@ lab.table(
 #
 # Both ways do about the same arithmetic: the fused kernel computes the scores again in backward, but may leave out the
 # tiles above the diagonal, where nobody looks. By hand, however, the s² numbers travel to the card's memory and back at
-# every operation. The forward pass of one layer, 4 x 1024 tokens, by the data sheet's ceilings follows. In 16 bits the
-# arithmetic units are many times faster and the memory is not: the gap widens.
+# every operation. The forward pass of one layer, 4 x 1024 tokens, by the data sheet's ceilings follows; the last column
+# is what forward *and* backward took above (fused: the memory-efficient backend). In 16 bits the arithmetic units are
+# many times faster and the memory is not: the gap widens.
 
 # %% name="traffic"
 same = [card for card in lab.machine.PRESETS.values() if card.title == lesson.machine.card]
@@ -824,8 +877,12 @@ for (kind, rate), shrink in zip(ceilings.items(), (1, 2), strict=True):
         moving, computing = nbytes / shrink / sheet.bandwidth_bytes, flops / rate
         limit = "memory" if moving > computing else "arithmetic"
         cells = [show(nbytes / shrink), f"{1e6 * moving:.0f} µs", f"{1e6 * computing:.0f} µs"]
-        rows.append([kind, how, *cells, limit])
-lab.table(["dtype", "way", "moved", "moving", "computing", "limit"], rows)
+        ran = (
+            {"by hand": "by hand", "fused": "efficient"}[how],
+            "float32" if shrink == 1 else HALF,
+        )
+        rows.append([kind, how, *cells, limit, shown_time(reports[ran])])
+lab.table(["dtype", "way", "moved", "moving", "computing", "limit", "all, measured"], rows)
 
 # %% [markdown]
 # ## Equivalence
@@ -901,8 +958,9 @@ lab.table(
 # ## Negative control
 #
 # A square of a small number is small. Here are always 4096 tokens, cut into short or long sequences, so that all but
-# attention stays the same; then the whole model, 2048 tokens in sequences of 128 and of 32. For the verdict, less than
-# a tenth counts as nothing.
+# attention is the same; then the whole model, 2048 tokens in sequences of 128 and of 32. For the verdict, less than
+# a tenth counts as nothing, and a time counts only as far as it is beyond the noise (half of both interquartile
+# ranges).
 
 # %% name="guess-short"
 lab.guess(
@@ -934,7 +992,7 @@ if have_times(timed):
     lab.plots.show(lab.plots.sweep(timed, x="seq", y="time", log=True, fit=False))
 else:
     print("time of a layer: no reference row")
-saves, faster = {}, {}
+saves, gains = {}, {}
 for seq in (128, 32):
     for batch in (2048 // seq, 512 // seq):  # fewer where the budget is much smaller than 8 GiB
         name = f"{batch} x {seq}"
@@ -946,31 +1004,38 @@ for seq in (128, 32):
         ]
         if all(r.ok for r in pair):
             break
-    eager, sdpa = lab.with_times(pair)
-    saves[name] = 1 - peak(sdpa) / peak(eager)
-    if eager.timing and sdpa.timing:
-        faster[name] = 1 - sdpa.timing.median_seconds / eager.timing.median_seconds
+    saves[name] = 1 - peak(pair[1]) / peak(pair[0])
+    gains[f"GPT-2, {name}"] = gain(*lab.with_times(pair))
+for before, after in zip(timed["by hand"], timed["default"], strict=True):
+    if before.settings["seq"] in (32, 128):
+        gains[f"one layer, {before.settings['seq']} tokens"] = gain(before, after)
 lab.answer(
     "short",
     measured=100 * next(iter(saves.values())),
     note=f"With longer sequences, above, it was {saved['16 bits']:.0%}.",
 )
-said = "less memory: " + ", ".join(f"{s:.1%} ({name})" for name, s in saves.items())
-if faster:
-    said += "; less time: " + ", ".join(f"{f:.0%} ({name})" for name, f in faster.items())
-    no_memory, no_time = (max(gains.values()) < 0.1 for gains in (saves, faster))
-    if no_memory and no_time:
-        verdict = "holds"
-    elif no_memory or no_time:
-        verdict = f"holds when only {'memory' if no_memory else 'time'} counts"
-    else:
+said = "GPT-2, less memory: " + ", ".join(f"{s:.1%} ({name})" for name, s in saves.items())
+known = {name: found for name, found in gains.items() if found}
+if known:
+    said += "; less time: "
+    said += ", ".join(f"{g:.0%} ± {noise:.0%} ({name})" for name, (g, noise) in known.items())
+    some_memory = max(saves.values()) >= 0.1
+    some_time = [name for name, (g, noise) in known.items() if g - noise > 0.1]
+    some_noise = [name for name, (_, noise) in known.items() if noise > 0.1]
+    if some_memory and some_time:
         verdict = "does not hold"
+    elif some_memory:
+        verdict = "holds when only time counts"
+    elif some_time:
+        verdict = f"holds when only memory counts ({some_time[0]}: less time beyond all noise)"
+    else:
+        verdict = "holds when noise above a tenth is left out" if some_noise else "holds"
     lab.settle("short", measured=said, verdict=verdict, source=None if on_card else "reference")
 else:
     lab.settle("short", measured=f"{said}; time unknown", verdict="not measured here")
 by_hand_peak, sdpa_peak = (peak(short[how][0]) for how in ("by hand", "default"))
 print(f"one layer, 128 x 32: SDPA takes {sdpa_peak / by_hand_peak - 1:+.1%} memory")
-print(f"GPT-2, SDPA against eager, {said}")
+print(f"SDPA against eager or by hand: {said}")
 
 # %% [markdown]
 # *What to see:* by hand the memory falls with the length and comes down to the flat curve of SDPA. For the shortest
@@ -1277,6 +1342,7 @@ lab.check.words(
         r"(?<!not )(?<!n't )\b(falls?|goes|runs?|takes?) (back )?(to |on |by )?(the )?math\b": (
             "Does an RTX 3090 need math for A or B?"
         ),
+        r"\b[ab] (runs|takes|uses) flash\b": "Look at the tables again: what keeps flash from running there?",
     },
     points=2,
     least=15,

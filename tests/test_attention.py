@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -239,3 +240,14 @@ def test_on_a_card_the_rules_say_what_the_card_says(capfd: pytest.CaptureFixture
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         none = attention.explain(*(torch.randn(1, 1, 64, 64, device="cuda") for _ in range(3)))
     assert none.ran is None and "dtype" in none.refused["flash"]
+
+
+def test_warnings_are_heard_and_not_shown() -> None:
+    def loud() -> None:
+        warnings.warn("first", stacklevel=1)
+        warnings.warn("second", stacklevel=1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert attention.warned(loud) == ["first", "second"]
+        assert attention.warned(lambda: None) == []

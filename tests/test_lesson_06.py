@@ -194,6 +194,7 @@ def test_exercise_3_wrong(answer: Any, word: str) -> None:
             "need math",
         ),
         ("I do not know what float32 and is_causal and efficient have to do with any of these calls.", 1.5, "do know"),
+        ("B runs flash, its mask is causal; A is float32 and runs efficient; I would set is_causal.", 1.5, "tables"),
         (42, 0, "text"),
     ],
 )
@@ -291,3 +292,16 @@ def test_the_section_on_xformers_runs_where_it_is_installed(monkeypatch: pytest.
     q, k, v = (torch.randn(1, 2, 32, 16) for _ in range(3))
     assert torch.allclose(names["xformers_attention"](q, k, v), names["by_hand"](q, k, v), atol=1e-5)
     assert lab.measure(names["xformers_layer"], repeats=0, trace=False, card="h200").ok
+
+
+# ------------------------------------------------------------------------------------------- what a time is worth
+
+
+def test_a_gain_says_how_much_of_it_may_be_noise() -> None:
+    def timed(median: float, spread: float) -> Any:
+        return types.SimpleNamespace(timing=types.SimpleNamespace(median_seconds=median, spread_seconds=spread))
+
+    gain = defined("gain")["gain"]
+    saved, noise = gain(timed(0.040, 0.008), timed(0.030, 0.004))
+    assert (saved, noise) == (pytest.approx(0.25), pytest.approx(0.15))
+    assert gain(timed(0.040, 0.008), types.SimpleNamespace(timing=None)) is None
