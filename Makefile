@@ -14,7 +14,7 @@ VENV := .venv/bin
 # a Python asked for by name rebuilds .venv when it is another one; the default never throws an environment away
 RECREATE := $(if $(filter command,$(origin PYTHON)),--recreate)
 .DEFAULT_GOAL := help
-.PHONY: help setup course lab test test-fast test-gpu test-grading lint notebooks solutions bench-memory lock clean
+.PHONY: help setup course lab test test-fast test-gpu test-grading lint notebooks solutions bench-memory bench-capstone lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
@@ -57,6 +57,13 @@ solutions: setup ## make and run the solved notebooks
 
 bench-memory: setup ## prediction against measurement, as tables
 	@$(VENV)/python bench/memory.py
+
+bench-capstone: setup ## lesson 12 on a card: the ablation of GPT-2 XL, trainings, case study, orders (about 15 minutes)
+	@$(VENV)/python bench/capstone.py measure
+	@$(VENV)/python bench/capstone_training.py train
+	@$(VENV)/python bench/capstone_case.py cost
+	@$(VENV)/python bench/capstone_case.py quality
+	@$(VENV)/python bench/capstone_orders.py
 
 lock: ## resolve requirements.lock again from pyproject.toml (needs uv)
 	@"$(PYTHON)" tools/lock.py
