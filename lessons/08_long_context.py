@@ -669,7 +669,8 @@ print("time:", *(clocks or ["no card here, and no reference row"]))
 # *What to see:* both axes are logarithmic, so a power of the length is a straight line and its slope is the exponent.
 # Eager and top-k rise with the square and run out of memory early: **top-k saves no memory, because the scores must be
 # there to find the highest**. The dense mask starts low and bends upwards: it is a table of n² entries. Full attention
-# through a fused kernel has memory in n already; only its time has n².
+# through a fused kernel has memory in n already; only its time has n². In time, look where FlexAttention crosses full
+# attention: for shorter texts both are bound by starting kernels, and the window gains nothing.
 #
 # The exponents in the table come from the three longest texts of each way, so that constants cancel: memory that is
 # there anyway, the time of starting kernels. (An exponent above 2 is no law: the shortest of the three texts was too
