@@ -19,7 +19,7 @@ from typing import Any
 
 from .. import executing, places
 from ..units import UserError
-from . import lessons, manual, outcomes, rerun, scores, session, submissions
+from . import feedback, lessons, manual, outcomes, rerun, scores, session, submissions, summary
 from .hidden import Exercise
 from .outcomes import ExerciseResult, Finding, SubmissionResult
 from .runner import Runner
@@ -92,8 +92,6 @@ def grade(
 
 def finish(out: Path) -> list[SubmissionResult]:
     """Write what is made of all results: scores.csv (a reader's marks counted in), the pages, the class summary."""
-    from . import feedback, summary
-
     results = manual.apply(out, outcomes.load_all(out))
     scores.write(out, results)
     feedback.write(out)

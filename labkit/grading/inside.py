@@ -86,9 +86,9 @@ def main() -> None:
 def exercise(request: dict[str, Any], say: Speaker) -> None:
     """Run one exercise's cells and say what comes out."""
     names = running.main_module()
-    allowed = [os.getcwd(), sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(__file__)), "/dev", "/proc"]
-    allowed += [str(places.home() / "data"), os.environ.get("LABKIT_RUN", os.getcwd()), "/usr", "/sys", "/tmp"]
-    watching.Watch(lambda kind, text: say(kind, text=text), allowed)
+    own = [os.getcwd(), os.environ.get("LABKIT_RUN", os.getcwd()), "/tmp", "/dev"]
+    readable = [sys.prefix, sys.base_prefix, os.path.dirname(os.path.dirname(__file__)), str(places.home() / "data")]
+    watching.Watch(lambda kind, text: say(kind, text=text), own, [*readable, "/usr", "/sys", "/proc"])
     before = watching.Fingerprints()
     for piece in running.from_message(request["before"]):
         if piece.cell.role == "given":

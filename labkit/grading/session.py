@@ -5,7 +5,6 @@ The learner's code runs elsewhere (`runner`); what crosses over is plain data.
 
 from __future__ import annotations
 
-import ast
 import atexit
 import contextlib
 import dataclasses
@@ -80,21 +79,15 @@ def seed_of(student: str, lesson: str, exercise: str) -> int:
 
 
 def modules(lesson: lessons.Lesson, tests: Mapping[str, hidden.Exercise]) -> list[str]:
-    """What the given cells import at their top level, and what hidden tests ask for, for the process that answers are
-    forked from."""
-    found = {"labkit.safely", "labkit.checks", "torch", "numpy"}.union(*(t.preload for t in tests.values()))
-    for cell in lesson.cells:
-        try:
-            statements = ast.parse(slicing.python(cell.source)).body if cell.role == "given" else []
-        except SyntaxError:
-            continue
-        for node in statements:
-            if isinstance(node, ast.Import):
-                found |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                found.add(node.module)
-                if node.module == "labkit":
-                    found |= {f"labkit.{alias.name}" for alias in node.names}
+    """What answers of this lesson will import: what the solutions and the hidden tests need, and what these ask for.
+    It is imported once, in the process that answers are forked from."""
+    found = {"labkit.safely", *lesson.imports}
+    for task in lesson.tasks:
+        if task.name in tests:
+            keys = slicing.keys_of(hidden.probe_source(type(tests[task.name])), "lesson")
+            at = next(i for i, c in enumerate(lesson.cells) if c.id == task.answer)
+            found |= slicing.imports(slicing.before(lesson.cells, at, keys))
+            found |= set(tests[task.name].preload)
     return sorted(found)
 
 

@@ -107,6 +107,21 @@ def before(cells: Sequence[Cell], at: int, wanted: Iterable[str]) -> list[Piece]
     return [Piece(cells[cell], tuple(statements)) for cell, statements in kept.items()]
 
 
+def imports(pieces: Iterable[Piece]) -> set[str]:
+    """The modules that pieces import at their top level."""
+    found = set()
+    for piece in pieces:
+        statements = ast.parse(python(piece.cell.source)).body
+        for node in statements if piece.keep is None else [statements[i] for i in piece.keep]:
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module)
+                if node.module == "labkit":
+                    found |= {f"labkit.{alias.name}" for alias in node.names}
+    return found
+
+
 def everything(cells: Sequence[Cell], at: int) -> list[Piece]:
     """All cells above number `at`, except checks."""
     return [Piece(cell) for cell in cells[:at] if cell.role != "check"]

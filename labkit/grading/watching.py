@@ -31,10 +31,12 @@ _CLASSES = (("torch", "Tensor"), ("torch.nn", "Module"), ("torch.optim", "Optimi
 
 
 class Watch:
-    """Tells `say` what the learner's cells do outside their folder, once started. A hook cannot be taken out again."""
+    """Tells `say` what the learner's cells do outside their `own` folders, `readable` ones apart. A hook cannot be taken
+    out again."""
 
-    def __init__(self, say: Callable[[str, str], None], allowed: Iterable[str]):
-        self._say, self._allowed = say, tuple(os.path.realpath(a) for a in allowed)
+    def __init__(self, say: Callable[[str, str], None], own: Iterable[str], readable: Iterable[str]):
+        self._say, self._own = say, tuple(os.path.realpath(a) for a in own)
+        self._readable = self._own + tuple(os.path.realpath(a) for a in readable)
         self._busy = False
         sys.addaudithook(self._hook)
 
@@ -55,14 +57,23 @@ class Watch:
             self._busy = False
 
     def _files(self, event: str, arguments: tuple[Any, ...]) -> None:
+        reads = event in ("os.listdir", "os.scandir", "os.chdir") or (event == "open" and not _for_writing(*arguments))
+        allowed = self._readable if reads else self._own
         for place in arguments[: 2 if event in ("os.rename", "os.link", "os.symlink") else 1]:
             if isinstance(place, bytes):
                 place = os.fsdecode(place)
             if not isinstance(place, str):
                 continue
             real = os.path.realpath(place)
-            if not any(real == a or real.startswith(a + os.sep) for a in self._allowed):
-                self._say("tampered", f"{_FILES[event]} {place[:100]}, which is outside its folder")
+            if not any(real == a or real.startswith(a + os.sep) for a in allowed):
+                does = _FILES[event] if reads or event != "open" else "writes to"
+                self._say("tampered", f"{does} {place[:100]}, which is outside its folder")
+
+
+def _for_writing(place: Any, mode: Any = None, flags: Any = 0) -> bool:
+    if isinstance(mode, str):
+        return bool(set(mode) & set("wax+"))
+    return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR))
 
 
 def _by_learner(frame: types.FrameType | None) -> bool:
@@ -82,14 +93,23 @@ class Fingerprints:
         self._before = dict(_functions())
 
     def changed(self) -> list[str]:
-        """The names of those that are others now."""
+        """The names of those that are others now; of modules that were not there then, those that a cell put in."""
         now = dict(_functions())
-        return sorted(
-            name
-            for name, (value, code) in self._before.items()
-            if name not in now
-            or not ((now[name][0] is value and now[name][1] is code) or _wrapped(now[name][0], value))
-        )
+        other = [
+            name for name, (value, code) in self._before.items() if name not in now or not _same(now[name], value, code)
+        ]
+        planted = [n for n, (value, code) in now.items() if n not in self._before and _of_a_cell(value, code)]
+        return sorted([*other, *planted])
+
+
+def _same(now: tuple[Any, Any], value: Any, code: Any) -> bool:
+    return (now[0] is value and now[1] is code) or _wrapped(now[0], value)
+
+
+def _of_a_cell(value: Any, code: Any) -> bool:
+    if isinstance(code, types.CodeType):
+        return code.co_filename.startswith(_LEARNERS)
+    return isinstance(value, type) and getattr(value, "__module__", None) == "__main__"
 
 
 def _wrapped(value: Any, before: Any) -> bool:

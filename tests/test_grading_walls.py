@@ -1,0 +1,125 @@
+"""The sandbox's walls themselves: what code inside can see, reach and take, whatever notices it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from labkit.grading import running, sandbox, wire
+from labkit.grading.runner import Runner
+from labkit.grading.slicing import Cell, Piece
+
+pytestmark = pytest.mark.grading
+
+LOOK = """
+import ctypes, glob, os, socket
+
+def tried(action):
+    try:
+        return str(action())
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+
+def connect():
+    with socket.socket() as one:
+        one.settimeout(3)
+        one.connect(("192.0.2.1", 80))
+
+seen = {
+    "user": os.getresuid(), "groups": os.getgroups(), "root": sorted(os.listdir("/")),
+    "course": sorted(os.listdir("/course")), "home": sorted(os.listdir("/home")),
+    "secrets": [f for top in ("/course", "/home", "/tmp") for f in glob.glob(f"{top}/**/*00_env*", recursive=True)],
+    "submissions": tried(lambda: os.listdir("@FOLDER@")),
+    "processes": len([p for p in os.listdir("/proc") if p.isdigit()]),
+    "network": tried(connect), "interfaces": sorted(n for _, n in socket.if_nameindex()),
+    "write labkit": tried(lambda: open("/course/labkit/checks.py", "a")),
+    "write python": tried(lambda: open(os.__file__, "a")),
+    "write home": tried(lambda: open("mine.txt", "w").write("x")),
+    "become root": tried(lambda: os.setuid(0)),
+    "mount": ctypes.CDLL(None, use_errno=True).mount(b"none", b"/tmp", b"tmpfs", 0, None),
+    "environment": sorted(os.environ),
+}
+"""
+FILL = """
+import os
+written = 0
+try:
+    for number in range(10_000):
+        with open(f"/tmp/{number}", "wb") as file:
+            written += file.write(b"x" * 2**22)
+except OSError as error:
+    seen = {"written": written, "error": error.errno}
+"""
+LARGE = (
+    "import resource\nseen = resource.getrlimit(resource.RLIMIT_FSIZE)[0], resource.getrlimit(resource.RLIMIT_NPROC)[0]"
+)
+SPAWN = """
+import os, signal
+children = []
+try:
+    for _ in range(500):
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        children.append(child)
+    seen = len(children)
+except OSError:
+    seen = len(children)
+"""
+LIMITS = sandbox.Limits(scratch=64 * 2**20, processes=40)
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    if sandbox.why_not():
+        pytest.fail(f"make test-grading needs the sandbox: {sandbox.why_not()}")
+    box = sandbox.Sandbox(LIMITS)
+    made = Runner(lambda: box.launch("labkit.grading.inside"), box.setup(preload=[]))
+    yield made
+    made.close()
+
+
+def seen(runner: Runner, source: str) -> Any:
+    piece = Piece(Cell("product_rate", source, "answer"))
+    outcome = runner.run({"before": [], "answer": running.to_message([piece])[0], "variable": "seen", "seconds": 60})
+    assert outcome.values and outcome.values[0]["kind"] == "value", (outcome.ending, outcome.reason, outcome.values)
+    return wire.decode(outcome.values[0]["value"])
+
+
+def test_what_can_be_seen_and_reached(runner: Runner, tmp_path: Any) -> None:
+    found = seen(runner, LOOK.replace("@FOLDER@", str(tmp_path)))
+    assert len(set(found["user"])) == 1 and found["user"][0] != 0 and 0 not in found["groups"]
+    mounted = {"course", "home", "tmp", "usr", "lib", "lib64", "bin", "sbin", "etc", "dev", "proc", "sys"}
+    assert set(found["root"]) <= mounted | {Path(p).parts[1] for p in (sys.prefix, os.path.realpath(sys.base_prefix))}
+    assert found["course"] == ["data", "labkit"]
+    assert found["home"] == ["learner"]
+    assert found["secrets"] == []
+    assert "FileNotFoundError" in found["submissions"]
+    assert found["processes"] < 8
+    assert "unreachable" in found["network"] and found["interfaces"] == ["lo"]
+    for place in ("write labkit", "write python"):
+        assert "Read-only" in found[place] or "Permission" in found[place], found[place]
+    assert found["write home"] == "1"
+    assert "PermissionError" in found["become root"] and found["mount"] == -1
+    assert not [name for name in found["environment"] if "TOKEN" in name or "SECRET" in name or "PYTEST" in name]
+
+
+def test_what_can_be_taken(runner: Runner) -> None:
+    found = seen(runner, FILL)
+    assert found["written"] <= LIMITS.scratch and found["error"] == 28
+    assert seen(runner, LARGE) == (LIMITS.file, LIMITS.processes)
+    assert seen(runner, SPAWN) < LIMITS.processes
+
+
+def test_all_processes_end_with_the_sandbox(runner: Runner) -> None:
+    process = runner._process
+    assert process is not None
+    total, count = sandbox._private_bytes(process.popen.pid)
+    assert total > 0 and count > 2, "the children of the last test are still there"
+    runner.close()
+    assert sandbox._private_bytes(process.popen.pid) == (0, 1)
