@@ -282,3 +282,18 @@ def test_streams_give_the_same_gradients_and_a_lower_peak() -> None:
         assert equal(found, wanted), window
         if window == 0:
             assert high < without - 5 * MiB
+
+
+@pytest.mark.gpu
+def test_copies_that_wait_for_the_end_of_forward_give_the_same_gradients() -> None:
+    model = small_gpt2("cuda", n_layer=8, n_embd=256, vocab_size=300)
+    wanted = gradients(model, nullcontext(), "cuda", steps=2)
+    hooks = offload.Prefetching(model, window="1GiB", least_bytes=4096)
+
+    def after_the_blocks(module: torch.nn.Module, inputs: Any, hidden: torch.Tensor) -> None:
+        hooks.let_go()
+        hidden.register_hook(lambda gradient: hooks.fetch())
+
+    model.transformer.ln_f.register_forward_hook(after_the_blocks)
+    assert equal(gradients(model, hooks, "cuda", steps=3), wanted)
+    assert hooks.count > 0
