@@ -4,7 +4,9 @@ import itertools
 import random
 
 import pytest
+import torch
 
+from labkit import memory
 from labkit.memory.allocator import Allocator, OutOfMemory, replay, rounded, segment_bytes
 from labkit.memory.expandable import ExpandableAllocator
 from labkit.units import KiB, MiB
@@ -184,3 +186,32 @@ def test_a_stream_of_events_is_replayed_in_order():
     allocator, alive = Allocator(), {}
     replay([0, 1, ~0, 2], [12 * MiB, 14 * MiB, 12 * MiB], allocator, alive)
     assert sorted(alive) == [1, 2] and allocator.requested == 26 * MiB and allocator.reserved == 26 * MiB
+
+
+def test_an_experiment_that_empties_the_cache_reserves_less():
+    def build(device, empty):
+        large = torch.empty(300 * MiB, dtype=torch.uint8, device=device)
+        small = torch.empty(30 * MiB, dtype=torch.uint8, device=device)
+        del large
+        if empty:
+            torch.cuda.empty_cache()
+        more = torch.empty(400 * MiB, dtype=torch.uint8, device=device)
+        return lambda: more.numel() + small.numel()
+
+    kept, emptied = (memory.predict(lambda d, e=e: build(d, e), trace=False) for e in (False, True))
+    assert kept.steady.allocated_bytes == emptied.steady.allocated_bytes
+    assert kept.steady.reserved_bytes - emptied.steady.reserved_bytes == 300 * MiB
+
+
+def test_a_step_that_empties_the_cache_does_so_each_time():
+    def build(device):
+        def step():
+            torch.empty(300 * MiB, dtype=torch.uint8, device=device)
+            torch.cuda.empty_cache()
+            torch.empty(400 * MiB, dtype=torch.uint8, device=device)
+            torch.cuda.empty_cache()
+
+        return step
+
+    report = memory.predict(build, trace=False, stateless=True)
+    assert 400 * MiB <= report.steady.reserved_bytes < 500 * MiB

@@ -176,7 +176,9 @@ class Run:
                 lay_to_rest()
         recorder.cut(end)
         if self.regions.used:
-            *self.starts, end = rewrite(self.regions, [*self.starts, end])
+            steps = len(self.starts)
+            moved = rewrite(self.regions, [*self.starts, end, *recorder.emptied])
+            self.starts, end, recorder.emptied = moved[:steps], moved[steps], moved[steps + 1 :]
             start = self.starts[-1]
         while len(self.starts) < STEADY_STEP:
             self.starts.append(len(recorder.events))
@@ -278,7 +280,10 @@ def _hold(allocator: Allocator, fixed: tuple[int, ...]) -> None:
 
 def _play(recorder: Recorder, start: int, end: int, allocator: Allocator, blocks: dict[int, Block]) -> int:
     sizes, events, stream = recorder.sizes, recorder.events, recorder.streams.get
+    emptied = {at for at in recorder.emptied if start <= at < end}
     for position in range(start, end):
+        if position in emptied:
+            allocator.empty_cache()
         event = events[position]
         if event >= 0:
             try:

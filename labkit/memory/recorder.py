@@ -24,8 +24,9 @@ class Recorder:
     ``events`` holds an identity for a birth and its complement (``~identity``) for a death; ``where`` the index into
     ``places`` of each event. ``sizes`` and ``births`` (a place index) are by identity; ``kinds`` names the category
     where it is known for certain, ``owners`` the module that something belongs to wherever it was born.
-    ``marks`` are (label, number of events so far). ``stream`` is the CUDA stream that memory is asked for on, and
-    ``streams`` that of every identity where it is not the main one (0).
+    ``marks`` are (label, number of events so far), ``emptied`` the numbers of events before each ``empty_cache()``.
+    ``stream`` is the CUDA stream that memory is asked for on, and ``streams`` that of every identity where it is not
+    the main one (0).
     """
 
     def __init__(self) -> None:
@@ -38,6 +39,7 @@ class Recorder:
         self.streams: dict[int, int] = {}
         self.stream = 0
         self.marks: list[tuple[str, int]] = []
+        self.emptied: list[int] = []
         self.places: list[Place] = []
         self._index: dict[Place, int] = {}
         self.here = self.place("build", "")
@@ -56,6 +58,10 @@ class Recorder:
     def mark(self, label: str) -> None:
         """Note that `label` begins now."""
         self.marks.append((label, len(self.events)))
+
+    def empty_cache(self) -> None:
+        """Cached memory goes back to the driver here."""
+        self.emptied.append(len(self.events))
 
     def birth(self, nbytes: int) -> int:
         """A block of `nbytes` is born here; returns its identity."""
@@ -111,6 +117,8 @@ class Recorder:
     def repeat(self, start: int, end: int) -> None:
         """The events from `start` to `end` happen once more (see `relative`: they are complete in themselves)."""
         new: dict[int, int] = {}
+        shift = len(self.events) - start
+        self.emptied += [at + shift for at in self.emptied if start <= at < end]
         for position in range(start, end):
             event, self.here = self.events[position], self.where[position]
             if event >= 0:
@@ -127,7 +135,7 @@ class Recorder:
 
     def clear(self) -> None:
         """Forget what happened so far; nothing may be alive."""
-        for record in (self.events, self.where, self.sizes, self.births, self.marks):
+        for record in (self.events, self.where, self.sizes, self.births, self.marks, self.emptied):
             record.clear()
         for names in (self.kinds, self.owners, self.streams):
             names.clear()

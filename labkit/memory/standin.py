@@ -328,7 +328,7 @@ def _redirect(stack: ExitStack, ghosts: Ghosts) -> None:
         (torch._VF, "rnn_tanh", unless_on_gpu("rnn_tanh")),
         (torch._VF, "rnn_relu", unless_on_gpu("rnn_relu")),
         (torch.cuda, "synchronize", _nothing),
-        (torch.cuda, "empty_cache", _nothing),
+        (torch.cuda, "empty_cache", ghosts.recorder.empty_cache),
         (torch.cuda, "reset_peak_memory_stats", _nothing),
         (torch.cpu, "synchronize", _nothing),
         *streams.patches(ghosts.recorder, notes),
