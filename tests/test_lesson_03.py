@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # checkpointing imports it: not within the time that a check gives an answer
 from lesson_cells import Lesson, assert_code, assert_number, assert_right, assert_written, assert_wrong
 from torch.utils.checkpoint import checkpoint
 
@@ -213,6 +214,22 @@ def test_exercise_3_wrong(answer: Any, word: str) -> None:
             1.5,
             "A, or C",
         ),
+        (
+            "A: the weights are too many, use fewer parameters, in half. C: logits too large, chunk the loss.",
+            1.5,
+            "logits of C",
+        ),
+        (
+            "A needs a longer segment to reduce logits, with N=4, a smaller batch. C the same, offload the weights.",
+            1.5,
+            "longer segment",
+        ),
+        (
+            "C needs checkpointing with offload of activations, as state is not the problem; A needs a chunked loss "
+            "for its logits.",
+            1.5,
+            "first column",
+        ),
         (42, 0, "text"),
     ],
 )
@@ -225,6 +242,8 @@ def test_exercise_3_written_answers(answer: Any, most: float, word: str) -> None
     [
         "A keeps the head's output for a vocabulary of 50257 words; a smaller batch, accumulated, would do. C is too "
         "large by its parameters and Adam's moments: put the optimizer on the host.",
+        "A still has its output layer's scores three times: a batch of 8 or fewer. C has no room even for parameters: "
+        "bf16 weights.",
         "The loss of A alone needs 9 GiB: micro-batches. C's optimizer states exceed the budget: use SGD or LoRA.",
     ],
 )
