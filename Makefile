@@ -58,7 +58,7 @@ solutions: setup ## make and run the solved notebooks
 bench-memory: setup ## prediction against measurement, as tables
 	@$(VENV)/python bench/memory.py
 
-bench-capstone: setup ## lesson 12 on a card: the ablation of GPT-2 XL, trainings, case study, orders (about 15 minutes)
+bench-capstone: setup ## lesson 12 on a card: the ablation of GPT-2 XL, trainings, the case study, the orders
 	@$(VENV)/python bench/capstone.py measure
 	@$(VENV)/python bench/capstone_training.py train
 	@$(VENV)/python bench/capstone_case.py cost
