@@ -96,8 +96,10 @@ def train_one(arguments: argparse.Namespace) -> None:
     found = [float(loss) for loss in losses]
     seconds = time.perf_counter() - start
     after = evaluate(model, held_out)
-    more = {"seed": seed, "steps": len(found), "lr": sizes["lr"], "small": arguments.small,
-            **lab.data.stdlib().provenance()}  # fmt: skip
+    more = {
+        "model": "a small GPT-2 that reads bytes" if hasattr(model, "transformer") else "SmolLM2-135M", "seed": seed,
+        "steps": len(found), "lr": sizes["lr"], "small": arguments.small, **lab.data.stdlib().provenance(),
+    }  # fmt: skip
     what = f"{arm}, seed {seed}"
     last = sum(found[-LAST:]) / LAST
     write(arguments.out, "fact", name="held-out loss", what=what, value=after, unit="nats", before=before, **more)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ast
 import random
+import re
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PADDINGS = ("longest", "batch", "buckets")
 _LEFT_OUT = {"encodings", "pydoc_data"}  # tables
+_BEGIN = re.compile(r"^\s*(?:async def|def|class) ", re.MULTILINE)
 _TEST = 4  # every so many files are for testing, by a hash of the name
 
 
@@ -36,28 +37,35 @@ class Passage:
 
 
 def passages(*, classes: int = 8, each: int = 200, seed: int = 0) -> tuple[list[str], list[Passage], list[Passage]]:
-    """The names of the `classes` packages with the most passages, and of each about `each` passages for training and a
-    third as many for testing, from other files. Raises `UserError` where the library has too few packages."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    """The names of the `classes` packages with the most functions and classes, and of each about `each` passages for
+    training and a third as many for testing, from other files.
+
+    Files are read in an order drawn with `seed`, until they hold twice what is taken. Raises `UserError` where the
+    library has too few packages.
+    """
+    files: dict[str, list[tuple[str, str]]] = {}
     for split in data.SPLITS:
         for file, text in data.stdlib(split).files:
             package, _, rest = file.partition("/")
             if rest and package not in _LEFT_OUT:
-                found.setdefault(package, []).extend((part, file) for part in _parts(text))
-    names = [name for name, _ in Counter({name: len(parts) for name, parts in found.items()}).most_common(classes)]
+                files.setdefault(package, []).append((file, text))
+    size = {name: sum(len(_BEGIN.findall(text)) for _, text in some) for name, some in files.items()}
+    names = sorted(sorted(size, key=lambda name: -size[name])[:classes])
     if len(names) < classes:
         raise UserError(f"this Python's library has {len(names)} packages, not {classes}")
+    draw = random.Random(seed)
     train: list[Passage] = []
     test: list[Passage] = []
-    for label, name in enumerate(sorted(names)):
-        parts = [Passage(text, label, file) for text, file in found[name]]
-        random.Random(seed).shuffle(parts)
-        for_test = [p for p in parts if zlib.crc32(p.file.encode()) % _TEST == 0]
-        for_training = [p for p in parts if zlib.crc32(p.file.encode()) % _TEST]
-        train += for_training[:each]
-        test += for_test[: each // 3]
-    random.Random(seed).shuffle(train)
-    return sorted(names), train, test
+    for label, name in enumerate(names):
+        draw.shuffle(files[name])
+        for taken, wanted, testing in ((train, each, False), (test, each // 3, True)):
+            parts: list[Passage] = []
+            for file, text in files[name]:
+                if len(parts) < 2 * wanted and (zlib.crc32(file.encode()) % _TEST == 0) == testing:
+                    parts += [Passage(part, label, file) for part in _parts(text)]
+            taken += draw.sample(parts, min(wanted, len(parts)))
+    draw.shuffle(train)
+    return names, train, test
 
 
 def _parts(text: str) -> Iterator[str]:

@@ -152,6 +152,8 @@ class GradientsOnHost(_Arriving, torch.optim.Optimizer):
         if len(set(everything)) != len(everything):
             raise UserError("a parameter is in two groups: each one must step once")
         self._groups = [_Group(group, make, most) for group in chosen]
+        if everything[0].is_cuda:
+            torch.cuda.empty_cache()  # the places that the weights left are of other sizes than what comes next
         self._host = {p: part for group in self._groups for p, part in group.host_parts()}
         self._clip = clip
         self._window = parse_size(window) if window != 0 else 0
