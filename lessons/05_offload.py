@@ -642,8 +642,9 @@ print(f"{words.format(4)}: peak {show(waiting.peak_bytes)}, "
 # %% [markdown]
 # *What to see:* where each block hides its copy behind itself alone, every block costs the same, and it makes no
 # difference whether the first blocks go or the last. Where the copies may wait until the last block has computed, the
-# line is flat as long as the bus keeps up, and rises then. That is not for nothing: what waits is on the card
-# meanwhile. It does no harm here, because the peak comes later, with the logits.
+# formula is flat as long as the bus keeps up, and rises then; how near a real step comes to it, its own points say,
+# where a card has measured them. It is not for nothing: what waits is on the card meanwhile. That does no harm here,
+# because the peak comes later, with the logits.
 
 # %% name="settle-hidden"
 ratio = None
