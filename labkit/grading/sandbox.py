@@ -27,6 +27,7 @@ from . import wire
 
 HOME = "/home/learner"
 COURSE = "/course"
+FONTS = "/tmp/matplotlib"
 INSTALL = "bubblewrap is not installed (apt install bubblewrap, or dnf install bubblewrap)"
 _FIRST_USER = 61_000  # of those that sandboxes run as; each has its own, for processes are counted by user
 _users = itertools.count()
@@ -194,8 +195,8 @@ def _card() -> list[str]:
 def _home(scratch: int) -> list[str]:
     command = [*_parents(HOME), "--perms", "1777", "--size", str(scratch), "--tmpfs", HOME]
     command += ["--perms", "1777", "--size", str(scratch), "--tmpfs", "/tmp", "--chdir", HOME]
-    command += ["--perms", "1777", "--dir", "/tmp/matplotlib"]
-    return command + [word for f in _fonts() for word in ("--ro-bind", f, f"/tmp/matplotlib/{Path(f).name}")]
+    command += ["--perms", "1777", "--dir", FONTS]
+    return command + [word for f in _fonts() for word in ("--ro-bind", f, f"{FONTS}/{Path(f).name}")]
 
 
 @functools.cache
@@ -210,7 +211,7 @@ def _environment(threads: int) -> list[str]:
     values = {
         "PATH": "/usr/bin:/bin", "HOME": HOME, "USER": "learner", "LOGNAME": "learner", "LANG": "C.UTF-8",
         "PYTHONPATH": COURSE, "PYTHONDONTWRITEBYTECODE": "1", "LABKIT_HOME": COURSE, "LABKIT_RUN": f"{HOME}/run",
-        "MPLCONFIGDIR": "/tmp/matplotlib", "OMP_NUM_THREADS": str(threads),
+        "MPLCONFIGDIR": FONTS, "OMP_NUM_THREADS": str(threads),
         "TORCHINDUCTOR_CACHE_DIR": "/tmp/inductor", "HF_HUB_OFFLINE": "1",
     }  # fmt: skip
     values |= {k: os.environ[k] for k in ("LABKIT_CARD", "LABKIT_BUDGET", "CUDA_VISIBLE_DEVICES") if k in os.environ}

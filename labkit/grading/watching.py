@@ -31,7 +31,7 @@ _CLASSES = (("torch", "Tensor"), ("torch.nn", "Module"), ("torch.optim", "Optimi
 
 
 class Watch:
-    """Tells `say` what the learner's cells do outside their `own` folders, `readable` ones apart. A hook cannot be taken
+    """Tells `say` what the learner's cells do outside their `own` and `readable` folders. A hook cannot be taken
     out again."""
 
     def __init__(self, say: Callable[[str, str], None], own: Iterable[str], readable: Iterable[str]):
