@@ -31,8 +31,14 @@ def solutions(name: str = NAME) -> dict[str, str]:
     return {t.name: cells[t.answer] for t in lesson(name).tasks}
 
 
+def answers(name: str) -> dict[str, str]:
+    """The solved answer cells, by the cells' ids."""
+    found = solutions(name)
+    return {t.answer: found[t.name] for t in lesson(name).tasks}
+
+
 def notebook(name: str = NAME, **answers: str) -> Any:
-    """The learner's notebook with these answers; an exercise that is not named stays as it comes."""
+    """The learner's notebook with these answers, by the cells' ids; what is not named stays as it comes."""
     made = copy.deepcopy(lesson(name).notebook)
     for cell in made.cells:
         if cell.id in answers:

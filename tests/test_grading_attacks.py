@@ -371,3 +371,18 @@ def test_what_is_graded_already_is_kept_and_an_old_score_is_not(graded: Path, tm
     grader.grade(folder, out, options=options, home=HOME)
     again = outcomes.load(file)
     assert again is not None and again.points == 0 and {e.status for e in again.exercises} == {"unreadable"}
+
+
+def test_every_lesson_solved_scores_full_in_the_sandbox(tmp_path: Path) -> None:
+    """Exercises alone: what the sandbox keeps from an answer must not be what an answer needs."""
+    folder, out = tmp_path / "in", tmp_path / "out"
+    names = sorted(file.stem for file in (HOME / "lessons").glob("[0-9][0-9]_*.py"))
+    for name in names:
+        hand_in(folder, "right", notebook(name, **samples.answers(name)), f"{name}.ipynb")
+        hand_in(folder, "blank", notebook(name), f"{name}.ipynb")
+    assert grader.grade(folder, out, options=grader.Options(exercises_only=True), home=HOME) == 0
+    results = outcomes.load_all(out)
+    assert len(results) == 2 * len(names)
+    for one in results:
+        assert one.points == (one.maximum if one.student == "right" else 0), (one.lesson, one.exercises)
+        assert not one.findings

@@ -103,27 +103,24 @@ def _lesson(course: Course, name: str, those: Sequence[Submission], out: Path, o
     """Grade the submissions of one lesson; they share the process that judges. Returns how many failed."""
     trusted = session.Trusted(course.files[name], course.hidden) if name in course.files else None
     digest = course.digest(name) if trusted else ""
+    pool = ThreadPoolExecutor(options.jobs)
     failed = 0
     try:
-        with ThreadPoolExecutor(options.jobs) as pool:
-            waiting = {}
-            for submission in those:
-                made_of = f"{submission.digest}-{digest}-{'exercises' if options.exercises_only else 'whole'}"
-                kept = None if options.fresh else outcomes.load(outcomes.path(out, submission.entry.student, name))
-                if kept is not None and kept.made_of == made_of and kept.file == submission.entry.relative:
-                    tell(kept, again=True)
-                    continue
-                outcomes.path(out, submission.entry.student, name).unlink(missing_ok=True)  # an old score is no score
-                waiting[pool.submit(_one, course, submission, trusted, out, options, made_of)] = submission
-            try:
-                for future in as_completed(waiting):
-                    result = future.result()
-                    failed += not result.made_of
-                    tell(result)
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        waiting = []
+        for submission in those:
+            made_of = f"{submission.digest}-{digest}-{'exercises' if options.exercises_only else 'whole'}"
+            kept = None if options.fresh else outcomes.load(outcomes.path(out, submission.entry.student, name))
+            if kept is not None and kept.made_of == made_of and kept.file == submission.entry.relative:
+                tell(kept, again=True)
+                continue
+            outcomes.path(out, submission.entry.student, name).unlink(missing_ok=True)  # an old score is no score
+            waiting.append(pool.submit(_one, course, submission, trusted, out, options, made_of))
+        for future in as_completed(waiting):
+            result = future.result()
+            failed += not result.made_of
+            tell(result)
     finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # on Ctrl-C nobody waits for what is in flight
         if trusted:
             trusted.close()
     return failed

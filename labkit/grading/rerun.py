@@ -71,7 +71,8 @@ def run(
     except wire.Late:
         findings.append(Finding("run", f"the notebook was stopped after {seconds:g} s"))
     except wire.Gone as error:
-        said = getattr(process, "ended", "") or str(error).strip().splitlines()[-1:] or "no reason is known"
+        last = str(error).strip().splitlines()[-1:] or ["no reason is known"]
+        said = getattr(process, "ended", "") or last[0]
         findings.append(Finding("run", f"running the notebook ended early: {said}"))
     except wire.TooMuch:
         findings.append(Finding("run", "the notebook was stopped: it sends more than a notebook can hold"))
