@@ -40,8 +40,9 @@ class InSegmentsOf(hidden.Exercise):
     @staticmethod
     def probe(lesson: dict[str, Any], given: Any) -> Any:
         """Small blocks: when each ran in forward and in backward, and the gradients; large ones: the predicted peak."""
-        import labkit as lab
         import torch
+
+        import labkit as lab
 
         run = lesson["in_segments_of"]
 

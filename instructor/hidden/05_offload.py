@@ -39,8 +39,9 @@ class Halves(hidden.Exercise):
     @staticmethod
     def probe(lesson: dict[str, Any], given: Any) -> Any:
         """For each tensor: the bytes that are kept and what comes back; for chains: the predicted peak of each."""
-        import labkit as lab
         import torch
+
+        import labkit as lab
 
         pack, unpack = lesson["pack"], lesson["unpack"]
 
