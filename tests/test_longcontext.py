@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import labkit as lab
-from labkit import longcontext
+from labkit import compiling, longcontext
 from labkit.units import UserError
 
 
@@ -200,3 +200,23 @@ def test_a_model_attends_by_a_rule_while_it_is_asked_to() -> None:
     assert not torch.allclose(narrow[:, 8:], wanted[:, 8:], atol=1e-6)
     assert model.config._attn_implementation == "sdpa" and len(seen) == 4
     torch.testing.assert_close(longcontext.token_losses(model, tokens), wanted, equal_nan=True)
+
+
+def test_on_a_card_one_graph_serves_all_lengths_and_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled as for a card, with a backend that needs none: Dynamo's part does not know the difference."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    compiled = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **options: compiled(f, backend="eager", **options))
+    attend, mask = longcontext.flex("cuda"), longcontext.sliding_window(100)
+
+    def run(attend: Any, length: int) -> Any:
+        x = torch.randn(1, 3, length, 16)
+        return attend(x, x, x, block_mask=longcontext.block_mask(mask, length, "cpu"))
+
+    with compiling.fresh():
+        graphs = [compiling.watched(run, attend, length).graphs for length in (256, 512, 768)]
+        assert graphs == [1, 0, 0]
+        # a model that compiles FlexAttention itself starts afresh: no recompilation, as if nothing had been there
+        others = compiling.watched(run, torch.compile(flex_attention), 512)
+        assert (others.graphs, others.recompilations) == (1, ())
