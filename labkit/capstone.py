@@ -136,6 +136,7 @@ class _Head(torch.autograd.Function):
             del scores
             torch.mm(slope, weight, out=out)
             for_weight.addmm_(slope.T, h)
+            del slope  # else it would live through the next chunk
         ctx.for_hidden, ctx.for_weight = for_hidden, for_weight
         return total / count
 
