@@ -4,7 +4,7 @@
 #     title: Eight bits
 #     question: Which bytes can shrink to a quarter, and what does it cost?
 #     after: say which of the two techniques called "8-bit" saves what, count it byte by byte, and measure what it costs
-#     minutes: {gpu: 2, cpu: 0.7}
+#     minutes: {gpu: 2, cpu: 0.6}
 #     memory: 8 GiB budget
 #     needs: [01_baseline_oom]
 #     fetch: [smollm2-135m]
@@ -42,6 +42,9 @@ transformers.logging.disable_progress_bar()
 emulated = on_card and not torch.cuda.is_bf16_supported(including_emulation=False)
 HALF = torch.float16 if emulated else torch.bfloat16
 pretrained = lab.models.has("smollm2-135m")
+threads = torch.get_num_threads()
+if not on_card:
+    torch.set_num_threads(1)  # most models here are so small that a second core would only wait
 LITTLE = {  # a GPT-2 that reads bytes, for what a processor has to train
     "n_layer": 1,
     "n_embd": 64,
@@ -57,6 +60,8 @@ LITTLE = {  # a GPT-2 that reads bytes, for what a processor has to train
 # Two different techniques are called "8-bit". One keeps the *optimizer's state* in 8 bits and is for training. The
 # other keeps the *weights* in 8 bits and is for running a model. They are confused so often that the table of claims
 # has both.
+#
+# Words that this lesson uses all the time:
 #
 # | word | meaning |
 # | --- | --- |
@@ -152,9 +157,9 @@ for report in by_optimizer.values():
 lab.plots.bars(list(by_optimizer.values()))
 
 # %% [markdown]
-# *What to see:* the stripe of the optimizer's state shrinks to a quarter, the others stay. The state is one of four
-# things of the size of the model, so the peak shrinks by far less than 75 %. In the third bar the stripe is gone: not
-# from the card, only from PyTorch's counters. We come back to that.
+# *What to see:* the stripe of the optimizer's state shrinks to a quarter. It is only a part of the peak: weights and
+# gradients stay, so the peak shrinks by far less than 75 %. In the third bar the stripe is gone: not from the card,
+# only from PyTorch's counters. We come back to that.
 #
 # ### How a number is kept in one byte
 #
@@ -316,9 +321,11 @@ head = (
 )
 lab.table(("optimizer", *head), rows)
 hidden = managed["PagedAdamW8bit"]
-alone = beyond and all(abs(beyond[n] - managed.get(n, 0)) < 0.5 * hidden for n in beyond)
-gone = beyond and beyond["PagedAdamW8bit"] < 0.2 * hidden
-if alone or gone:
+# alone on the card: what the others leave is in the process's number; then the pages are either there or gone
+alone = len(beyond) == 3 and all(abs(beyond[n]) < 0.2 * hidden for n in ("AdamW", "AdamW8bit"))
+there = alone and abs(beyond["PagedAdamW8bit"] - hidden) < 0.5 * hidden
+gone = alone and abs(beyond["PagedAdamW8bit"]) < 0.2 * hidden
+if there or gone:
     lab.settle(
         "paged",
         measured=f"{show(hidden)} leave PyTorch's counters and the process's; the card has "
@@ -343,7 +350,7 @@ else:
 # %% name="training"
 SEEDS = (0, 1, 2)
 real = on_card and pretrained
-steps, seq, batch, lr = (20, 256, 4, 5e-5) if real else (20, 64, 8, 3e-3)
+steps, seq, batch, lr = (20, 256, 4, 5e-5) if real else (12, 64, 8, 3e-3)
 count = steps * batch
 if real:
     words = lab.models.tokenizer("smollm2-135m")
@@ -438,6 +445,9 @@ lab.table(
 #
 # On cards before Ampere (Turing: RTX 20, T4) int8 works as well, but they only emulate bf16: give `torch.float16` as
 # `dtype` and as `bnb_4bit_compute_dtype`, as the first cell of this lesson does by itself. No such card was at hand.
+#
+# A rise of the perplexity by less than 2 % is called *slight* below. And 8-bit states count as a *cure* when what they
+# change is less than a tenth of what NF4 weights do.
 
 # %% name="guess-quality"
 lab.guess(
@@ -475,9 +485,10 @@ def score(model, text):
 
 if pretrained:
     words = lab.models.tokenizer("smollm2-135m")
-    count, seq = (32, 512) if on_card else (1, 64)
+    count, seq = (32, 512) if on_card else (1, 32)
     text = lab.data.token_blocks(words, seq=seq, count=count, split="held-out")
     rows = []
+    torch.set_num_threads(threads)  # this one is large enough
     for scheme, how in SCHEMES.items():
         model = lab.models.pretrained("smollm2-135m", device_map={"": device}, **how)
         held = sum(quantising.held_bytes(model).values())
@@ -498,6 +509,7 @@ if pretrained:
         rows.append(lab.fact("loss", float(losses.mean()), "nats", what=scheme, **found))
         del model, logits
     del plain_logits
+    torch.set_num_threads(1)
 else:
     rows = []
     print("SmolLM2-135M is not here: `labkit fetch` brings it.")
@@ -524,10 +536,12 @@ lab.table(head, [line(row) for row in (*rows, *known)])
 # %% [markdown]
 # *Change* is against fp32, ± its standard error: the four models score the same tokens, so the difference is known
 # better than the perplexity. With as few tokens as a processor can do here, it is still too coarse to judge int8 by.
+# (The perplexity is high there because the first tokens of a text are the hardest to guess.)
 #
 # The weights of this SmolLM2 come from a file in 4 bits (blocks of 32 numbers with 16 even levels each), de-quantised
 # once. So *fp32* here is not the model as it was trained, and what was lost then shows in no row: read changes, not
-# perplexities. The next cell looks whether the history helps NF4, whose levels are others.
+# perplexities. The next cell looks whether the history helps NF4, whose levels are others: then NF4 would change these
+# weights less than it changes random numbers.
 
 
 # %% name="history"
@@ -680,7 +694,8 @@ if "bf16" in peaks:
     lab.settle(
         "xl",
         measured=f"reading 1024 tokens peaks at: {said}; budget {show(BUDGET)}",
-        verdict=f"holds when the budget is below {show(peaks['bf16'])}: above it 16 bits fit as well"
+        verdict=f"holds when the budget lies between {show(peaks['int8'])} and {show(peaks['bf16'])}: above that "
+        "16 bits fit as well"
         if "int8" in peaks
         else "does not hold",
     )
@@ -798,8 +813,8 @@ if rows:
     lab.table(("int8", "held on the card", "512 tokens", "first and last layer", "from"), rows)
     if spent[20] < spent[30]:
         print(
-            "With layers on the host it is faster: their products are plain 16-bit ones, and bringing"
-            "\nthe weights over costs less than the int8 method does for these small matrices."
+            "With layers on the host it is faster here: their products are plain 16-bit ones. Bringing"
+            "\nthese small matrices over seems to cost less than the int8 method does with them."
         )
 else:
     print("A card and SmolLM2 are needed, and there is no reference row.")
@@ -864,7 +879,7 @@ def next_byte_loss(model, blocks):
     return torch.nn.functional.cross_entropy(scores, blocks[:, 1:].flatten())
 
 
-def taught(bits=None, steps=64):
+def taught(bits=None, steps=48):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Embedding(256, 32), torch.nn.Linear(32, 256))
     model = rounding(model, bits) if bits else model
@@ -905,7 +920,7 @@ print(
 lab.table(("embedding in", "rounded after training", "rounded in training (QAT)"), rows)
 
 # %% [markdown]
-# With 8 bits there is nothing that QAT could win back; with 2 bits (four levels) there is.
+# With 8 bits there is nothing that QAT could win back, with 4 bits little; with 2 bits (four levels) there is.
 #
 # ### What calibrated methods add: GPTQ and AWQ
 #
@@ -1107,30 +1122,24 @@ def adapters(device, weights="nf4", optimizer="AdamW", batch=1, seq=512, model="
     return step
 
 
-all_weights = lab.measure(
-    full_training,
-    name="GPT-2 XL, all weights, AdamW",
-    model="gpt2-xl",
-    seq=512,
-    trace=False,
-    **quick,
-)
-in_16_bits = lab.measure(
-    adapters, name="GPT-2 XL, LoRA, AdamW", weights="16 bits", trace=False, **quick
-)
 qlora = {
     name: lab.measure(adapters, name=f"GPT-2 XL, QLoRA, {name}", optimizer=name, **quick)
     for name in ("AdamW", "AdamW8bit")
 }
 rows = [
-    (report.name, show(report.peak_bytes) if report.ok else "out of memory", state)
-    for report, state in (
-        (all_weights, "not born yet"),
-        (in_16_bits, ""),
-        *((report, show(state_of(report)) if report.ok else "") for report in qlora.values()),
-    )
+    (r.name, show(r.peak_bytes), show(state_of(r))) if r.ok else (r.name, "out of memory", "")
+    for r in qlora.values()
 ]
 lab.table(("1 x 512", f"peak, {lesson.source}", "optimizer state"), rows)
+many = sum(p.numel() for p in xl.parameters())
+in_16, in_nf4 = (
+    sum(quantising.weight_bytes(xl, scheme).values()) for scheme in ("bf16", "nf4")
+)
+print(
+    f"By the shapes: LoRA beside weights in 16 bits takes {show(in_16 - in_nf4)} more;\n"
+    f"training all weights with AdamW takes {show(16 * many)} before the first activation, "
+    f"{show(8 * many)} of it state."
+)
 both = qlora["AdamW"].ok and qlora["AdamW8bit"].ok
 lab.answer(
     "lora_saved",
@@ -1359,7 +1368,15 @@ lab.check.words(
         ),
     },
     against={
-        r"(?<!not )(?<!n't )(?<!never )(?<!cannot )\bcures? (b|c|all|both|every)": "Does it cure B or C?",
+        r"(?<!not )(?<!n't )(?<!never )(?<!cannot )\bcures? (b|c|all|both|every|a and)": "Does it cure B or C?",
+        r"\b(it|adamw8bit) (also )?helps (b|c)\b": "Have B and C what `AdamW8bit` makes smaller?",
+        r"\bpaged\b": "A paged optimizer moves the state. How much of it have B and C?",
+        r"(both|neither)[^.]{0,30}(optimi[sz]er|state)s? (is|are) too": "How much state has B, and has C any?",
+        r"lora has no optimi|no optimi[sz]er is in b\b|neither trains": "B trains something: what does LoRA train?",
+        r"\bb\b[^.;]{0,40}because the weights|\bb\b[^.;]{0,60}weights (are|is) too|gradients? of all": (
+            "How large are B's weights in 16 bits, and how many of them have a gradient?"
+        ),
+        r"checkpoint\w* (would help|helps) (both|c|it)\b": "C only runs: what would checkpointing save there?",
         r"(do not|don't) know|no idea": "Say what you do know: what is alive in B, and in C?",
     },
     points=2,

@@ -6,11 +6,12 @@ import ast
 import contextlib
 import io
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from lesson_cells import Lesson, assert_code, assert_number, assert_right, assert_written, assert_wrong
+from lesson_cells import Lesson, assert_code, assert_number, assert_right, assert_written, assert_wrong, run
 
 import labkit as lab
 from labkit import quantising
@@ -186,6 +187,24 @@ def test_exercise_3_wrong(answer: Any, word: str) -> None:
             1.4,
             "cure",
         ),
+        (
+            "B runs out because the weights of gpt2-xl are too large, so quantise them. C has no optimizer, so fewer "
+            "tokens in a batch would help it.",
+            1.4,
+            "B's weights",
+        ),
+        (
+            "C: use a paged optimizer. B: use a paged optimizer. Then everything is in int8 and without an optimizer "
+            "on the card, the batch stays.",
+            1.4,
+            "paged",
+        ),
+        (
+            "B and C do not have any optimizer state, as LoRA has no optimizer; fewer activations help both, and int8 "
+            "weights help none.",
+            1.4,
+            "LoRA train",
+        ),
         (42, 0, "text"),
     ],
 )
@@ -203,6 +222,43 @@ def test_exercise_3_written_answers(answer: Any, most: float, word: str) -> None
 )
 def test_exercise_3_takes_other_words_for_it(answer: str) -> None:
     assert_right(checked("why", why=answer), 2)
+
+
+def paged_verdict(beyond_the_process: dict[str, int]) -> str:
+    """The verdict on the paged optimizer when the card has so much more in use than the process shows."""
+    settled: dict[str, Any] = {}
+
+    def known(name: str, value: Any, unit: str, what: str) -> dict[str, Any]:
+        value = 10**9 + (beyond_the_process[what] if name == "bytes of the card" else 0)
+        return {"value": value, "label": "reference", "capability": "sm_90"}
+
+    stub = SimpleNamespace(known=known, table=lambda head, rows: None, settle=lambda key, **what: settled.update(what))
+    report = SimpleNamespace(steady=SimpleNamespace(allocated_bytes=1))
+    names = {
+        "lab": stub,
+        "on_card": False,
+        "OPTIMIZERS": dict.fromkeys(beyond_the_process),
+        "by_optimizer": dict.fromkeys(beyond_the_process, report),
+        "elements": [100_000_000, 768],
+        "show": lab.show_bytes,
+        "lesson": SimpleNamespace(source="predicted"),
+    }
+    run(cells()["paged"], names)
+    return str(settled["verdict"])
+
+
+@pytest.mark.parametrize(
+    ("plain", "paged", "verdict"),
+    [
+        (0, 200_000_000, "does not hold"),
+        (0, 1_000_000, "holds"),
+        (0, 90_000_000, "not measured here"),  # neither there nor gone
+        (150_000_000, 200_000_000, "not measured here"),  # somebody else is on the card
+    ],
+)
+def test_paged_memory_is_there_or_gone_only_where_nobody_else_is(plain: int, paged: int, verdict: str) -> None:
+    found = paged_verdict({"AdamW": plain, "AdamW8bit": 0, "PagedAdamW8bit": paged})
+    assert found == verdict or found.startswith(verdict + ":")
 
 
 def lesson_names() -> dict[str, Any]:
