@@ -693,9 +693,9 @@ if against:
 print(f"on the host: {show(2 * N)} of gradients, over the bus twice a step")
 
 # %% [markdown]
-# Most of it is weights and states, so a larger batch is cheap here: one sequence more costs 49 inputs, 3.1 MiB each, and
-# the inside of one block, 53 MiB. That is also why speed grows with the batch: the step's fixed price (the bus,
-# and AdamW on 1.56 billion numbers) is paid once.
+# Most of it is weights and states, so a larger batch is cheap: one sequence more costs 49 inputs, 3.1 MiB each, and
+# the inside of one block, 53 MiB. The fixed price of a step (the bus, and AdamW on 1.56 billion numbers) is paid once,
+# whatever the batch.
 #
 # ## Equivalence
 #
