@@ -42,7 +42,6 @@ transformers.logging.disable_progress_bar()
 emulated = on_card and not torch.cuda.is_bf16_supported(including_emulation=False)
 HALF = torch.float16 if emulated else torch.bfloat16
 pretrained = lab.models.has("smollm2-135m")
-threads = torch.get_num_threads()
 if not on_card:
     torch.set_num_threads(1)  # most models here are so small that a second core would only wait
 LITTLE = {  # a GPT-2 that reads bytes, for what a processor has to train
@@ -488,7 +487,6 @@ if pretrained:
     count, seq = (32, 512) if on_card else (1, 32)
     text = lab.data.token_blocks(words, seq=seq, count=count, split="held-out")
     rows = []
-    torch.set_num_threads(threads)  # this one is large enough
     for scheme, how in SCHEMES.items():
         model = lab.models.pretrained("smollm2-135m", device_map={"": device}, **how)
         held = sum(quantising.held_bytes(model).values())
@@ -509,7 +507,6 @@ if pretrained:
         rows.append(lab.fact("loss", float(losses.mean()), "nats", what=scheme, **found))
         del model, logits
     del plain_logits
-    torch.set_num_threads(1)
 else:
     rows = []
     print("SmolLM2-135M is not here: `labkit fetch` brings it.")
