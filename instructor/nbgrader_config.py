@@ -19,10 +19,10 @@ c.CourseDirectory.db_url = "sqlite:///gradebook.db"
 c.HTMLExporter.sanitize_html = True
 
 # `nbgrader autograde` runs what it is given without a sandbox, takes `nan` or a word for full marks, keeps the old score
-# when a notebook fails, and leaves a deleted cell waiting for ever. It is not needed; should somebody call it, it
-# executes nothing and puts deleted cells back.
-c.Autograde.execute_preprocessors = []
-c.OverwriteCells.add_missing_cells = True
+# when a notebook fails, and leaves a deleted cell waiting for ever. It is not needed here, and finds nothing to do;
+# should it ever get a notebook, it neither runs it nor touches a score.
+c.Execute.enabled = False
+c.SaveAutoGrades.enabled = False
 
 # The stubs that lessons have where a solution stood.
 c.ClearSolutions.code_stub = {"python": "..."}

@@ -155,7 +155,7 @@ def test_a_deleted_answer_waits_for_nobody_and_what_is_unreadable_is_left_out(tm
 
 
 @pytest.mark.slow
-def test_nbgrader_finds_the_folder_in_order_and_has_nothing_to_autograde(tmp_path, monkeypatch):
+def test_formgrader_lists_what_there_is_to_read_and_has_nothing_to_run(tmp_path, monkeypatch):
     from nbgrader.apps.api import NbGraderAPI
     from traitlets.config import PyFileConfigLoader
 
@@ -163,10 +163,14 @@ def test_nbgrader_finds_the_folder_in_order_and_has_nothing_to_autograde(tmp_pat
     folder = manual.sync(tmp_path).folder
     monkeypatch.chdir(folder)
     config = PyFileConfigLoader(formgrader.CONFIG, str(folder)).load_config()
-    assert config.HTMLExporter.sanitize_html is True and config.Autograde.execute_preprocessors == []
+    assert config.HTMLExporter.sanitize_html is True
+    assert (config.Execute.enabled, config.SaveAutoGrades.enabled) == (False, False)
     config.CourseDirectory.root = str(folder)
     api = NbGraderAPI(config=config)
-    assert api.get_submitted_students(LESSON) == set()
+    assert [(a["name"], a["num_submissions"], a["max_score"]) for a in api.get_assignments()] == [(LESSON, 1, 6)]
+    assert [s["student"] for s in api.get_submissions(LESSON)] == ["ada"]
+    assert not list((folder / "submitted").rglob("*.ipynb"))
+    assert "BEGIN SOLUTION" in (folder / "source" / LESSON / f"{LESSON}.ipynb").read_text()
     one = api.get_notebook_submissions(LESSON, LESSON)
     assert [(n["student"], n["needs_manual_grade"]) for n in one] == [("ada", True)]
 

@@ -1,8 +1,8 @@
 """Results as a course folder of nbgrader, so that its formgrader shows the written answers and takes marks for them.
 
-``OUT/nbgrader`` gets ``release/`` (the lesson as learners get it), ``autograded/<student>/<lesson>/`` (the notebook as
-it was run again) and ``gradebook.db``. There is no ``submitted/``, on purpose: formgrader would offer to autograde it,
-and nbgrader runs what it autogrades without a sandbox.
+``OUT/nbgrader`` gets ``source/`` (the lesson with its solutions), ``release/`` (as learners get it),
+``autograded/<student>/<lesson>/`` (the notebook as it was run again) and ``gradebook.db``. The folders in
+``submitted/`` are there to be counted, and empty on purpose: nbgrader would run what is in them without a sandbox.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import executing, places
+from .. import executing, notebooks, places
 from ..submitting import exercise_cells, grade_id, parsed, source
 from ..units import UserError
 from .harmless import harmless
@@ -111,8 +111,11 @@ def digest(cells: Mapping[str, Mapping[str, Any]], exercise: str) -> str:
 
 
 def _lay_lesson(folder: Path, book: Any, lesson: str) -> None:
-    """The lesson in release/ and in the gradebook: its graded, its answer and its locked cells."""
+    """The lesson in source/, with its solutions, in release/, and in the gradebook: graded, answer and locked cells."""
     pristine = _pristine(lesson)
+    master = folder / "source" / lesson / f"{lesson}.ipynb"  # formgrader lists the lessons that are in source/
+    master.parent.mkdir(parents=True, exist_ok=True)
+    executing.write_text(master, notebooks.dumps(notebooks.master(places.home() / "lessons" / f"{lesson}.py")))
     _save(folder / "release" / lesson / f"{lesson}.ipynb", pristine)
     book.update_or_create_assignment(lesson)
     book.update_or_create_notebook(lesson, lesson)
@@ -140,6 +143,7 @@ def _lay_submission(
     assert path is not None  # `lay` leaves the others out
     notebook = harmless(parsed(path.read_bytes(), path.name), _pristine(lesson))
     _save(folder / "autograded" / student / lesson / f"{lesson}.ipynb", notebook)
+    (folder / "submitted" / student / lesson).mkdir(parents=True, exist_ok=True)
     book.update_or_create_student(student)
     book.update_or_create_submission(lesson, student)
     by = {one.exercise: one for one in result.exercises}
@@ -181,7 +185,8 @@ def _forget(folder: Path, book: Any, there: set[tuple[str, str]]) -> None:
             student, lesson = submission.student.id, assignment.name
             if (student, lesson) not in there:
                 book.remove_submission(lesson, student)
-                shutil.rmtree(folder / "autograded" / student / lesson, ignore_errors=True)
+                for step in ("autograded", "submitted"):
+                    shutil.rmtree(folder / step / student / lesson, ignore_errors=True)
 
 
 @contextmanager
