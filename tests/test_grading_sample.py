@@ -35,7 +35,8 @@ OPTIONS = grader.Options(exercises_only=True, answer_seconds=10)
 
 
 @pytest.mark.slow
-def test_three_submissions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_three_submissions(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grader.Course, "digest", lambda self, lesson: "the same")
     folder, out = tmp_path / "in", tmp_path / "out"
     hand_in(folder, "ada", solved())
     peep = "import os\nproduct_rate = os.listdir('/course'), os.getuid()"
@@ -100,6 +101,14 @@ def test_every_lesson_says_what_its_exercises_are() -> None:
     assert (task.variable, task.maximum, task.manual) == ("cured_run", 1, False)
     with pytest.raises(UserError, match="block_mib"):
         lesson("01_baseline_oom").task("nothing")
+
+
+def test_a_score_is_kept_until_something_that_decides_it_changes(tmp_path: Path) -> None:
+    (tmp_path / f"{NAME}.py").write_text("# one")
+    course = grader.Course({NAME: HOME / "lessons" / f"{NAME}.py"}, {}, tmp_path)
+    before = course.digest(NAME)
+    (tmp_path / f"{NAME}.py").write_text("# another")
+    assert course.digest(NAME) != before
 
 
 def test_results_survive_their_file(tmp_path: Path) -> None:

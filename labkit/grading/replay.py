@@ -21,7 +21,8 @@ CELL_BYTES = 4 * 2**20  # of one cell's output that are kept
 NOTEBOOK_BYTES = 32 * 2**20
 FLOOD_BYTES = 64 * 2**20  # of one cell's output, after which it is stopped
 LEDGER_BYTES = 8 * 2**20
-STOP_SECONDS = 5.0  # that a cell has to stop when it is interrupted
+STOP_SECONDS = 5.0  # that a cell has to stop when it is interrupted, in silence
+DRAIN_SECONDS = 60.0  # and while output comes
 
 
 def main() -> None:
@@ -81,7 +82,7 @@ class Kernel:
         (would not stop), ``died``."""
         message = self._client.execute(source, allow_stdin=False, stop_on_error=False)
         output, ending, interrupted = Output(min(CELL_BYTES, self._left)), "ok", False
-        deadline = time.monotonic() + seconds
+        deadline = last = time.monotonic() + seconds
         while True:
             late = time.monotonic() > deadline
             if interrupted and late:
@@ -91,6 +92,7 @@ class Kernel:
                 ending, interrupted = "timeout" if late else "flood", True
                 self._manager.interrupt_kernel()
                 deadline = time.monotonic() + STOP_SECONDS
+                last = time.monotonic() + DRAIN_SECONDS
             try:
                 found = self._client.get_iopub_msg(timeout=0.5)
             except queue.Empty:
@@ -100,10 +102,12 @@ class Kernel:
                 continue
             if found["parent_header"].get("msg_id") != message:
                 continue
+            if interrupted and time.monotonic() < last:  # what it had printed by then has to be read first
+                deadline = time.monotonic() + STOP_SECONDS
             if found["msg_type"] == "status" and found["content"]["execution_state"] == "idle":
                 break
             output.take(found)
-        self._left = max(0, self._left - output.bytes)
+        self._left -= min(output.bytes, CELL_BYTES, self._left)
         if ending == "ok" and output.failed:
             ending = "error"
         return {"ending": ending, "outputs": output.kept, "count": output.count, "cut": output.cut}

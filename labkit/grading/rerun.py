@@ -21,7 +21,7 @@ NOTEBOOK_SECONDS = 900.0
 _MOST_ROWS = 5000
 _SAY = {
     "timeout": "was stopped after {seconds:g} s",
-    "flood": "was stopped: it printed without end",
+    "flood": "was stopped: it printed too much",
     "stuck": "did not stop when it was interrupted; the cells below it were not run",
     "died": "ended the kernel; the cells below it were not run",
 }
