@@ -225,6 +225,17 @@ def test_only_the_lessons_own_prose_text_and_sound_images_reach_a_readers_browse
     assert "<" not in shown
 
 
+def test_a_long_written_answer_is_shown_in_lines_that_fit():
+    book = json.loads(json.dumps(PRISTINE))
+    for cell in book["cells"]:
+        if cell["id"] in ("why", "block_mib"):
+            cell["source"] = f"{cell['id']} = {'a word ' * 40!r}"
+    shown = {c["metadata"].get("nbgrader", {}).get("grade_id"): c for c in harmless(book, PRISTINE)["cells"]}
+    lines = shown["why"]["outputs"][0]["text"].splitlines()
+    assert len(lines) == 4 and max(map(len, lines)) <= 74 and " ".join(lines).count("a word") == 40
+    assert shown["block_mib"]["outputs"] == [] and shown["why"]["source"].count("\n") == 0
+
+
 def test_what_is_shown_is_a_notebook():
     import nbformat
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import re
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..submitting import grade_id, source
 from . import figures
 
 _TEXT = 20_000  # characters of one output
+_WIDTH = 74  # characters of a line that formgrader shows whole inside JupyterLab
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
@@ -34,6 +36,8 @@ def harmless(notebook: Mapping[str, Any], pristine: Mapping[str, Any]) -> dict[s
             name = grade_id(cell)
             count = cell.get("execution_count")
             made |= {"cell_type": "code", "outputs": _outputs(cell), "metadata": metadata.pop(name, {}) if name else {}}
+            if made["metadata"].get("nbgrader", {}).get("grade") and made["metadata"]["nbgrader"]["solution"]:
+                made["outputs"] = [*_wrapped(text), *made["outputs"]]
             made["execution_count"] = count if isinstance(count, int) and not isinstance(count, bool) else None
         else:
             made["cell_type"] = "markdown"
@@ -42,6 +46,14 @@ def harmless(notebook: Mapping[str, Any], pristine: Mapping[str, Any]) -> dict[s
                 made["source"] = f"{fence}text\n{text}\n{fence}"
         cells.append(made)
     return {"cells": cells, "metadata": pristine["metadata"], "nbformat": 4, "nbformat_minor": 5}
+
+
+def _wrapped(text: str) -> list[dict[str, Any]]:
+    """A written answer once more in lines that fit a page, where it has longer ones: formgrader cuts those."""
+    lines = text.split("\n")
+    if max(map(len, lines)) <= _WIDTH:
+        return []
+    return [_stream("\n".join("\n".join(textwrap.wrap(line, _WIDTH)) for line in lines))]
 
 
 def _outputs(cell: Mapping[str, Any]) -> list[dict[str, Any]]:
