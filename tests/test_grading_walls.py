@@ -116,10 +116,22 @@ def test_what_can_be_taken(runner: Runner) -> None:
     assert seen(runner, SPAWN) < LIMITS.processes
 
 
+def test_what_an_answer_leaves_behind_does_not_meet_the_next(runner: Runner) -> None:
+    assert seen(runner, SPAWN) < LIMITS.processes
+    before = runner._process
+    count = "import os\nseen = len([p for p in os.listdir('/proc') if p.isdigit()])"
+    assert seen(runner, count) == 3 and runner._process is before, "children are ended, the sandbox goes on"
+    leave = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(1000)\nseen = 1"
+    assert seen(runner, leave) == 1
+    assert runner._process is None, "who leaves the group takes the sandbox along"
+    assert seen(runner, count) == 3
+
+
 def test_all_processes_end_with_the_sandbox(runner: Runner) -> None:
+    seen(runner, "seen = 1")
     process = runner._process
     assert process is not None
     total, count = sandbox._private_bytes(process.popen.pid)
-    assert total > 0 and count > 2, "the children of the last test are still there"
+    assert total > 0 and count > 1
     runner.close()
     assert sandbox._private_bytes(process.popen.pid) == (0, 1)

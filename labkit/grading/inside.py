@@ -15,6 +15,7 @@ import os
 import resource
 import signal
 import sys
+import time
 import traceback
 import types
 from collections.abc import Callable
@@ -74,13 +75,27 @@ def main() -> None:
         request = json.loads(line)
         child = os.fork()
         if child == 0:
+            os.setpgid(0, 0)
             requests.close()
             try:
                 exercise(request, Speaker(out, request["token"]))
             finally:
                 os._exit(0)
         _, status = os.waitpid(child, 0)
-        Speaker(out, request["token"])("exit", signal=os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child, signal.SIGKILL)  # what it started and left behind
+        left = setup.get("walled", False) and strays()
+        say = Speaker(out, request["token"])
+        say("exit", signal=os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0, strays=left)
+
+
+def strays() -> bool:
+    """Whether in this sandbox there are still processes besides its first and this one, after a moment to end."""
+    for _ in range(20):
+        if {int(p) for p in os.listdir("/proc") if p.isdigit()} <= {1, os.getpid()}:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def exercise(request: dict[str, Any], say: Speaker) -> None:

@@ -97,6 +97,8 @@ class Runner:
                 if not ended and not any(m["kind"] == "failed" for m in outcome.values):
                     outcome.ending = "crashed"
                     outcome.reason = _signal(message.get("signal"))
+                if message.get("strays"):  # the next exercise shall not share its sandbox with what they do
+                    self.close()
                 return
             else:
                 outcome.values.append(message)

@@ -83,7 +83,7 @@ class Sandbox:
             return more
         limits = {k: v for k, v in asdict(self.limits).items() if k not in ("total", "scratch")}
         user = _FIRST_USER + (os.getpid() * 31 + next(_users)) % 4000 if os.getuid() == 0 else None
-        return {"limits": limits, "user": user, **more}
+        return {"limits": limits, "user": user, "walled": True, **more}
 
     def launch(self, module: str) -> wire.Process:
         """Start ``python -m module`` in a sandbox of its own; it ends with `wire.Process.kill`."""
