@@ -16,7 +16,7 @@ from . import compiling, data, models, stepping
 from .checkpointing import segments
 from .offload import drop_hooks_with
 from .recipes import chunked_loss
-from .units import UserError, parse_size
+from .units import UserError
 
 PRECISIONS = ("fp32", "amp-bf16", "bf16")
 OPTIMIZERS = ("adamw", "adamw8bit", "adamw4bit")
@@ -72,7 +72,7 @@ def training(
     """
     device = torch.device(device)
     torch.manual_seed(0)
-    configuration = _config(model, layers)
+    configuration = configuration_of(model, layers)
     for name in ("activation_function", "hidden_act"):
         if getattr(configuration, name, None) == "gelu_new":
             setattr(configuration, name, activation)
@@ -175,7 +175,7 @@ def maker(optimizer: str, *, stochastic_rounding: bool = False, lr: Any = 1e-4) 
     return lambda parameters: kind(parameters, lr=lr, **how)
 
 
-def _config(model: str, layers: int | None = None) -> Any:
+def configuration_of(model: str, layers: int | None = None) -> Any:
     """The configuration of `model` with so many blocks (its own number unless given)."""
     configuration = models.config(model, use_cache=False)
     if layers:
@@ -265,62 +265,3 @@ def _on_host(network: Any, optimizer: str, stochastic_rounding: bool, offloaded:
         raise UserError("states on the host are those of torch.optim.AdamW here")
     gradients = offloaded == "optimizer+gradients"
     return CPUOffloadOptimizer(network.parameters(), torch.optim.AdamW, offload_gradients=gradients, lr=lr)
-
-
-# ------------------------------------------------------------------------------------------------ a model of your own
-
-DEPTHS = (2, 4)
-PLANS: dict[str, dict[str, Any]] = {
-    "as most people start: autocast, AdamW": {"precision": "amp-bf16"},
-    "blocks checkpointed, loss in chunks": {"precision": "amp-bf16", "checkpoint": 1, "loss": "chunked"},
-    "16-bit weights, 8-bit states": {
-        "precision": "bf16", "stochastic_rounding": True, "optimizer": "adamw8bit", "checkpoint": 1, "loss": "chunked",
-    },
-    "gradients wait on the host": {
-        "precision": "bf16", "stochastic_rounding": True, "optimizer": "adamw8bit", "checkpoint": 1, "loss": "chunked",
-        "gradients": "host",
-    },
-}  # fmt: skip
-
-
-def peak_bytes(model: str, *, card: str | None = None, **switches: Any) -> int:
-    """The predicted steady peak (allocated) of `training` with these switches, in bytes.
-
-    A model's blocks repeat, so its peak is linear in their number: two models of `DEPTHS` blocks are predicted instead
-    of a deep one. A model with few blocks is predicted as it is.
-    """
-    from .measuring import measure
-
-    layers = int(_config(model).num_hidden_layers)
-    depths = DEPTHS if layers > 2 * DEPTHS[1] else (layers,)
-    found = []
-    for depth in depths:
-        how: dict[str, Any] = {"card": card or _card(), "trace": False, "nearest": False, "record": False}
-        report = measure(training, stateless=True, repeats=0, model=model, layers=depth, **how, **switches)
-        assert report.steady is not None
-        found.append(report.steady.allocated_bytes)
-    if len(found) == 1:
-        return found[0]
-    slope = (found[1] - found[0]) / (depths[1] - depths[0])
-    return round(found[0] + slope * (layers - depths[0]))
-
-
-def _card() -> str:
-    from . import machine
-
-    return machine.preset().name
-
-
-def plans(
-    model: str, *, budget: int | str, batch: int = 4, seq: int = 1024, card: str | None = None
-) -> list[tuple[str, int, bool]]:
-    """What a small set of recipes (`PLANS`) needs to train all of `model`, gentlest change first: name, predicted
-    peak in bytes, and whether it leaves a tenth of `budget` free. `model` is what `labkit.models.config` takes."""
-    limit = parse_size(budget)
-    found = []
-    for name, switches in PLANS.items():
-        peak = peak_bytes(model, card=card, batch=batch, seq=seq, attention="sdpa", **switches)
-        found.append((name, peak, peak <= 0.9 * limit))
-        if found[-1][2]:
-            break
-    return found

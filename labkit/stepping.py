@@ -154,10 +154,10 @@ class GradientsOnHost(_Arriving, torch.optim.Optimizer):
         self._groups = [_Group(group, make, most) for group in chosen]
         if everything[0].is_cuda:
             torch.cuda.empty_cache()  # the places that the weights left are of other sizes than what comes next
-        self._host = {p: part for group in self._groups for p, part in group.host_parts()}
+        self._host: dict[Any, torch.Tensor] = {p: part for group in self._groups for p, part in group.host_parts()}
         self._clip = clip
         self._window = parse_size(window) if window != 0 else 0
-        self._place = {p: place for place, p in enumerate(everything)}
+        self._place: dict[Any, int] = {p: place for place, p in enumerate(everything)}
         self._norms = torch.zeros(len(everything), device=everything[0].device)
         self._leaving: deque[tuple[torch.Tensor, Any]] = deque()
         self._leaving_bytes = 0

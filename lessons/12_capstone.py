@@ -12,11 +12,12 @@
 
 # %% name="begin"
 import statistics
+from itertools import pairwise
 
 import torch
 
 import labkit as lab
-from labkit import capstone, casestudy, checkpointing, compiling, stepping
+from labkit import capstone, casestudy, checkpointing, compiling, plans, stepping
 from labkit.memory.workspaces import workspaces
 from labkit.training import Spread
 
@@ -218,6 +219,13 @@ first_loss = {
     name: next(iter(lab.reference("loss of a first step", what=f"ladder: {name}, 1")), None)
     for name in rungs
 }
+predicted = {}
+for name in rungs if not on_card else ():
+    how = capstone.rung(name)
+    if (
+        not how.pop("compile", False) or name == rungs[-1]
+    ):  # compiling is predicted as an estimate only
+        predicted[name] = plans.peak_bytes("gpt2-xl", batch=4, seq=1024, **how)
 BYTES = {  # weights, gradients and states for each parameter that stay on the card
     "fp32, AdamW": 16,
     "8-bit states": 4 + 4 + 2.125,
@@ -232,6 +240,7 @@ for name in rungs:
         [
             name,
             show(per_parameter * N),
+            show(predicted[name]) if name in predicted else "",
             show(report["steady"]["allocated_bytes"]) if report else "no reference row",
             (limited[name] or {}).get("status", ""),
             f"{speed(report):,.0f}" if speed(report) else "",
@@ -239,25 +248,46 @@ for name in rungs:
         ]
     )
 source = next((r["label"] for r in free.values() if r), "no reference row")
-print(f"batch 4 x 1024 · {source}")
-lab.table(["rung", "parameters' share", "peak", "in 8 GiB", "tokens/s", "first loss"], table)
+print(f"batch 4 x 1024 · predicted for {lesson.card} (from two short models) · {source}")
+head = [
+    "rung",
+    "parameters' share",
+    "predicted",
+    "measured",
+    "in 8 GiB",
+    "tokens/s",
+    "first loss",
+]
+lab.table(head, table)
 
 # %% name="ladder-figure"
-drawn = {name: [reserved(free[name])] for name in rungs if free[name]}
-if drawn:
-    lab.plots.show(
-        lab.plots.grouped(
-            drawn, labels=["reserved"], unit="reserved, GiB, logarithmic (the budget is 8)", log=True,
-            title="GPT-2 XL: one change at a time", source=source,
-        )
-    )  # fmt: skip
-else:
-    print("no reference row: this figure needs a card (make bench-capstone)")
+drawn = {
+    name: [
+        predicted[name] / GiB if name in predicted else None,
+        free[name]["steady"]["allocated_bytes"] / GiB if free[name] else None,
+    ]
+    for name in rungs
+}
+lab.plots.show(
+    lab.plots.grouped(
+        {name: pair for name, pair in drawn.items() if any(pair)},
+        labels=["predicted", "measured"], unit="peak, allocated (GiB, logarithmic; the budget is 8)",
+        log=True, title="GPT-2 XL: one change at a time",
+        source=f"predicted · {lesson.card} + {source}" if predicted else source,
+    )
+)  # fmt: skip
+if predicted:
+    for before, after in pairwise(rungs):
+        if before in predicted and after in predicted and predicted[after] > predicted[before]:
+            more = predicted[after] - predicted[before]
+            print(f"one change makes the peak larger: {after}, by {show(more)}")
 
 # %% [markdown]
-# *What to see:* the long bars are activations, and checkpointing is the one change that removes most of them. It comes
-# late here only because the ladder follows the usual lists. The last bars differ little from each other, and each of
-# them decides whether one sequence more fits.
+# *What to see:* the long bars are activations, and checkpointing is the one change that removes most of them; it comes
+# late here only because the ladder follows the usual lists. A loss in chunks does not help at its place in the ladder.
+# The peak is elsewhere by then, and GPT-2's head shares its 80 million weights with the embedding: every chunk makes a
+# gradient for all of them, and autograd holds three of these at a time (the sum so far, the new one, and their sum).
+# The last rung adds them up in one.
 
 # %% name="first-losses"
 values = {name: r["value"] for name, r in first_loss.items() if r}
@@ -419,8 +449,8 @@ for name, arm in (("gap", "recommended"), ("nearest", "recommended, rounded to n
 # stand there, files split into training and test.
 
 # %% name="case-data"
-names, training_set, test_set = casestudy.passages(each=120)
-print(f"{len(training_set)} passages for training, {len(test_set)} for testing")
+names, training_set, test_set = casestudy.passages(each=40)
+print(f"a sample: {len(training_set)} passages for training, {len(test_set)} for testing")
 print(", ".join(names))
 example = training_set[0]
 print(f"\n{example.file} ({names[example.label]}):")
@@ -643,13 +673,13 @@ else:
 # ### Your own model
 #
 # Name a model: a GPT-2 size, a folder with a `config.json`, or a hub name (its configuration is fetched, no weights).
-# `capstone.plans` predicts the peak of a few recipes, the gentlest change first, and stops at the first that leaves a
+# `plans.plans` predicts the peak of a few recipes, the gentlest change first, and stops at the first that leaves a
 # tenth of the budget free. Change the two lines and run the cell again.
 
 # %% name="own-model"
 MY_MODEL, MY_BATCH = "gpt2-large", 4
 MY_CARD = None  # or "rtx2070", "t4", "rtx3060-12gb", "rtx4090", ...
-plan = capstone.plans(MY_MODEL, budget=BUDGET, batch=MY_BATCH, seq=1024, card=MY_CARD)
+plan = plans.plans(MY_MODEL, budget=BUDGET, batch=MY_BATCH, seq=1024, card=MY_CARD)
 lab.table(
     [f"{MY_MODEL}, {MY_BATCH} x 1024", f"predicted peak, budget {show(BUDGET)}", "fits"],
     [[name, show(nbytes), fit] for name, nbytes, fit in plan],
@@ -737,7 +767,8 @@ def trained(gradients, micro_batches=1, steps=3):
 
 
 start = torch.cat([p.detach().flatten() for p in small_model().parameters()])
-differences = {}
+threads, differences = torch.get_num_threads(), {}
+torch.set_num_threads(1)  # on tensors this small, threads wait for each other most of the time
 for micro_batches in (1, 2):
     usual = trained("card", micro_batches)
     for gradients in ("host", "two backward passes", "in backward, each clipped"):
@@ -745,6 +776,7 @@ for micro_batches in (1, 2):
             continue
         off = trained(gradients, micro_batches) - usual
         differences[gradients, micro_batches] = float(off.norm() / (usual - start).norm())
+torch.set_num_threads(threads)
 lab.table(
     ["gradients", "micro-batches", "difference, as a share of the way"],
     [[g, m, f"{value:.1e}"] for (g, m), value in differences.items()],
