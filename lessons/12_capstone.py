@@ -270,8 +270,12 @@ drawn = {
 }
 lab.plots.show(
     lab.plots.grouped(
-        {name: pair for name, pair in drawn.items() if any(pair)},
-        labels=["predicted", "measured"], unit="peak, allocated (GiB, logarithmic; the budget is 8)",
+        {
+            name.removesuffix(", rounded stochastically").removeprefix("the "): pair
+            for name, pair in drawn.items()
+            if any(pair)
+        },
+        labels=["predicted", "measured"], unit="peak, allocated (GiB; budget 8)",
         log=True, title="GPT-2 XL: one change at a time",
         source=f"predicted · {lesson.card} + {source}" if predicted else source,
     )
