@@ -118,3 +118,18 @@ def test_mistakes_are_said_in_one_sentence(tmp_path):
         export.write(tmp_path, "moodle", tmp_path / "latin.csv")
     with pytest.raises(UserError, match="no results"):
         export.write(tmp_path / "nowhere", "plain")
+
+
+def test_the_command_exports_results_that_are_there_and_needs_something_to_do(tmp_path, capsys):
+    from labkit import cli
+
+    graded.small_class(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["grade", "--out", str(tmp_path), "--export", "plain", "--provisional"])
+    said = capsys.readouterr()
+    assert ended.value.code == 0 and "5 students, 1 lesson, 5 notebooks" in said.out and "export-plain.csv" in said.out
+    assert {"scores.csv", "summary.html", "feedback", "export-plain.csv"} <= {p.name for p in tmp_path.iterdir()}
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["grade", "--out", str(tmp_path)])
+    said = capsys.readouterr()
+    assert ended.value.code == 2 and said.err.count("\n") == 1 and "give the folder of submissions" in said.err
