@@ -268,18 +268,19 @@ drawn = {
     ]
     for name in rungs
 }
-lab.plots.show(
-    lab.plots.grouped(
-        {
-            name.removesuffix(", rounded stochastically").removeprefix("the "): pair
-            for name, pair in drawn.items()
-            if any(pair)
-        },
-        labels=["predicted", "measured"], unit="peak, allocated (GiB; budget 8)",
-        log=True, title="GPT-2 XL: one change at a time",
-        source=f"predicted · {lesson.card} + {source}" if predicted else source,
-    )
-)  # fmt: skip
+bars = {
+    name.removesuffix(", rounded stochastically").removeprefix("the "): pair
+    for name, pair in drawn.items()
+    if any(pair)
+}
+if bars:
+    lab.plots.show(
+        lab.plots.grouped(
+            bars, labels=["predicted", "measured"], unit="peak, allocated (GiB; budget 8)",
+            log=True, title="GPT-2 XL: one change at a time",
+            source=f"predicted · {lesson.card} + {source}" if predicted else source,
+        )
+    )  # fmt: skip
 if predicted:
     for before, after in pairwise(rungs):
         if before in predicted and after in predicted and predicted[after] > predicted[before]:
