@@ -225,11 +225,9 @@ def _rows(lesson: str) -> tuple[list[dict[str, Any]], list[str]]:
 
 def _foreign(rows: list[dict[str, Any]], notebook: Mapping[str, Any]) -> list[str]:
     """Whether the last session in the ledger is one of this notebook: its checks are of exercises that are there."""
-    begun = [row.get("session") for row in rows if row.get("kind") == "begin"]
-    names = {
-        row.get("exercise") for row in rows if row.get("kind") == "check" and begun and row.get("session") == begun[-1]
-    }
-    unknown = sorted(str(n) for n in names - set(exercise_cells(notebook)))
+    begun = [row.get("session") for row in rows if row.get("kind") == "begin"][-1:]
+    checks = [row for row in rows if row.get("kind") == "check" and [row.get("session")] == begun]
+    unknown = sorted({str(row.get("exercise")) for row in checks} - set(exercise_cells(notebook)))
     return [f"the ledger speaks of exercises that this notebook does not have: {', '.join(unknown)}"] if unknown else []
 
 

@@ -201,12 +201,13 @@ def test_of_too_many_rows_the_newest_sessions_are_kept(course, monkeypatch):
 
 def test_rows_of_another_version_and_no_rows_are_told(course):
     ledger = Ledger(course / "runs" / "interactive" / "ledger.jsonl")
-    ledger.append({"kind": "check", "lesson": LESSON, "session": "s", "exercise": "gone"})
+    for name in ("gone", ["odd"]):
+        ledger.append({"kind": "check", "lesson": LESSON, "session": "s", "exercise": name})
     with ledger.path.open("a") as file:
         file.write('{"schema": 1, "lesson": "01_baseline_oom", "value": NaN}\n')
     assert submitting.submit("01")[2].warnings == (
         "ledger rows that are not written by labkit and are left out: 1",
-        "the ledger speaks of exercises that this notebook does not have: gone",
+        "the ledger speaks of exercises that this notebook does not have: ['odd'], gone",
     )
     ledger.path.unlink()
     assert "no ledger rows" in submitting.submit("01")[2].warnings[0]
