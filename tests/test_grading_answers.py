@@ -1,8 +1,8 @@
 """Every exercise of every lesson: the solution scores full, the blank nothing, typical wrong answers what they should.
 
-The wrong answers lie in instructor/answers/, one file for each lesson in percent format. A cell's line says the
-exercise, the score and the status that it must get, and what is wrong with it; ``visible="right"`` says that the check
-under the exercise takes it, and only the hidden test does not.
+The answers lie in instructor/answers/, one file for each lesson in percent format. A cell's line says the exercise, the
+score and the status that it must get, and what is wrong with it ("another way: ..." is right and scores full).
+``visible="right"`` says that the check under the exercise takes it, and only the hidden test does not.
 """
 
 from __future__ import annotations
@@ -65,14 +65,17 @@ def hidden_tests(name: str) -> dict[str, hidden.Exercise]:
 
 @pytest.mark.parametrize("name", LESSONS)
 def test_every_exercise_has_typical_wrong_answers(name: str) -> None:
-    counts = Counter(answer.exercise for answer in answers(name))
+    counts = Counter(answer.exercise for answer in answers(name) if answer.status != "graded")
     assert {task.name: counts[task.name] >= LEAST for task in lesson(name).tasks} == dict.fromkeys(counts, True)
     for task in lesson(name).tasks:
         mine = [answer for answer in answers(name) if answer.exercise == task.name]
         assert len({answer.what for answer in mine}) == len(mine), (
             f"{task.name}: two answers say the same of themselves"
         )
-        assert all(0 <= answer.score < task.maximum for answer in mine if answer.status != "needs-manual")
+        for answer in mine:
+            assert (answer.status == "graded") == answer.what.startswith("another way"), answer
+            full = answer.score == task.maximum
+            assert 0 <= answer.score <= task.maximum and full == (answer.status == "graded"), answer
         if task.kind == "code":
             assert any(a.what == "raises" and a.status == "error" for a in mine), task.name
             assert any(a.what == "returns nothing" and a.score == 0 for a in mine), task.name

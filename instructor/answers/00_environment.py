@@ -1,6 +1,6 @@
 # %% [markdown]
-# Typical wrong answers to the exercises of lesson 00, one cell each, with the score and the status that each must get.
-# The right answers are the solutions in lessons/00_environment.py.
+# Typical answers to the exercises of lesson 00, one cell each, with the score and the status that each must get. Most of
+# them are wrong, some are right in another way than the solutions in lessons/00_environment.py.
 
 # %% answer="product_rate" score=0.5 status="partial" what="counts a multiply and an add as one operation"
 product_rate = 4096 * 1024 * 8192 / 0.8e-3
@@ -154,6 +154,20 @@ def honest_timer(call):
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
+
+# %% answer="honest_timer" score=4 status="graded" what="another way: sorted, with two warm-up calls"
+def honest_timer(call, wait, repeats=9):
+    for _ in range(2):
+        call()
+    wait()
+    times = []
+    while len(times) < repeats:
+        wait()
+        begin = time.monotonic()
+        call()
+        wait()
+        times.append(time.monotonic() - begin)
+    return sorted(times)[len(times) // 2]
 
 # %% answer="slow_print" score=0 status="needs-manual" what="is one phrase"
 slow_print = "The print is slow."

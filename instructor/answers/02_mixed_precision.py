@@ -1,6 +1,6 @@
 # %% [markdown]
-# Typical wrong answers to the exercises of lesson 02, one cell each, with the score and the status that each must get.
-# The right answers are the solutions in lessons/02_mixed_precision.py.
+# Typical answers to the exercises of lesson 02, one cell each, with the score and the status that each must get. Most of
+# them are wrong, some are right in another way than the solutions in lessons/02_mixed_precision.py.
 
 # %% answer="break_even" score=0 status="wrong" what="counts one byte for a 16-bit copy"
 break_even = (12 * 1024**2 * 24 + 1024 * 50257) / (28 * 1024 * 24)
@@ -159,6 +159,35 @@ def careful_step(model, optimizer, scaler, batches, clip):
     scaler.step(optimizer)
     scaler.update()
     return float(norm)
+
+# %% answer="careful_step" score=2 status="graded" what="another way: clips by hand, warns, and leaves zeros"
+import warnings
+
+
+def micro_loss(model, batch):
+    with torch.autocast("cpu", dtype=torch.float16):
+        return model(batch).float().square().mean()
+
+
+def careful_step(model, optimizer, scaler, batches, clip):
+    total = 0
+    for batch in batches:
+        loss = micro_loss(model, batch)
+        total += loss.item()
+        scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    for gradient in gradients:
+        gradient.div_(len(batches))
+    norm = torch.sqrt(sum((gradient**2).sum() for gradient in gradients))
+    if norm > clip:
+        warnings.warn("clipped")
+        for gradient in gradients:
+            gradient.mul_(clip / norm)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=False)
+    return norm.item()
 
 # %% answer="scaled" score=0 status="wrong" what="takes the run that overflows in forward"
 scaled_run = "B"

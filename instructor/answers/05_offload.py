@@ -1,6 +1,6 @@
 # %% [markdown]
-# Typical wrong answers to the exercises of lesson 05, one cell each, with the score and the status that each must get.
-# The right answers are the solutions in lessons/05_offload.py.
+# Typical answers to the exercises of lesson 05, one cell each, with the score and the status that each must get. Most of
+# them are wrong, some are right in another way than the solutions in lessons/05_offload.py.
 
 # %% answer="bus_ms" score=0 status="wrong" what="counts one direction"
 bus_ms = 1557.6e6 * 2 / 25e9 * 1000
@@ -103,6 +103,26 @@ def pack(tensor):
 def unpack(kept):
     tensor, dtype = kept
     return tensor.to(dtype)
+
+# %% answer="halves" score=2 status="graded" what="another way: a dictionary for what was changed"
+def pack(tensor):
+    return {"small": tensor.bfloat16()} if tensor.dtype is torch.float32 else tensor
+
+
+def unpack(kept):
+    return kept["small"].float() if isinstance(kept, dict) else kept
+
+# %% answer="halves" score=0.4 status="partial" what="keeps eight bits"
+def pack(tensor):
+    if tensor.dtype == torch.float32:
+        scale = float(tensor.abs().max()) / 127 if tensor.device.type == "cpu" else 1.0
+        return (tensor / scale).round().to(torch.int8), scale
+    return tensor, None
+
+
+def unpack(kept):
+    tensor, scale = kept
+    return tensor if scale is None else tensor.float() * scale
 
 # %% answer="cured" score=0 status="wrong" what="takes the run without a state"
 cured_run = "A"

@@ -1,6 +1,6 @@
 # %% [markdown]
-# Typical wrong answers to the exercises of lesson 06, one cell each, with the score and the status that each must get.
-# The right answers are the solutions in lessons/06_attention.py.
+# Typical answers to the exercises of lesson 06, one cell each, with the score and the status that each must get. Most of
+# them are wrong, some are right in another way than the solutions in lessons/06_attention.py.
 
 # %% answer="flash_mib" score=0.5 status="partial" what="leaves out the logsumexp"
 flash_mib = 2 * 20 * 2048 * 4 * 2 * 64 / 2**20
@@ -62,6 +62,18 @@ def merge(out_a, lse_a, out_b, lse_b):
 def merge(out_a, lse_a, out_b, lse_b):
     lse = torch.logaddexp(lse_a, lse_b)
     return (lse_a - lse).exp() * out_a + (lse_b - lse).exp() * out_b, lse
+
+# %% answer="merge" score=2 status="graded" what="another way: the larger one taken off, a list returned"
+def merge(out_a, lse_a, out_b, lse_b):
+    largest = torch.maximum(lse_a, lse_b)
+    a, b = (lse_a - largest).exp(), (lse_b - largest).exp()
+    out = (a.unsqueeze(-1) * out_a + b.unsqueeze(-1) * out_b) / (a + b).unsqueeze(-1)
+    return [out, largest + (a + b).log()]
+
+# %% answer="merge" score=2 status="graded" what="another way: with a sigmoid"
+def merge(out_a, lse_a, out_b, lse_b):
+    share = torch.sigmoid(lse_a - lse_b)[..., None]
+    return torch.lerp(out_b, out_a, share), torch.stack([lse_a, lse_b]).logsumexp(0)
 
 # %% answer="runs_flash" score=0 status="wrong" what="takes the call in float32"
 runs_flash = "A"

@@ -1,6 +1,6 @@
 # %% [markdown]
-# Typical wrong answers to the exercises of lesson 07, one cell each, with the score and the status that each must get.
-# The right answers are the solutions in lessons/07_compile.py.
+# Typical answers to the exercises of lesson 07, one cell each, with the score and the status that each must get. Most of
+# them are wrong, some are right in another way than the solutions in lessons/07_compile.py.
 
 # %% answer="caught_up" score=0.5 status="partial" what="forgets the recompilation"
 caught_up = (64.4 - 0.4) / (0.480 - 0.400)
@@ -66,6 +66,14 @@ def clipped_in_one_graph(x, limit):
 # %% answer="clipped_in_one_graph" score=0 status="error" what="raises"
 def clipped_in_one_graph(x, limit):
     return torch.where(x.norm() > limit, x * limit / x.norms(), x)
+
+# %% answer="clipped_in_one_graph" score=2 status="graded" what="another way: a factor of at most 1, by clamp"
+def clipped_in_one_graph(x, limit):
+    return x * torch.clamp(limit / x.norm(), max=1.0)
+
+# %% answer="clipped_in_one_graph" score=2 status="graded" what="another way: a factor of at most 1, with a small number"
+def clipped_in_one_graph(x, limit):
+    return x * torch.minimum(limit / (x.norm() + 1e-12), torch.ones(()))
 
 # %% answer="gains" score=0 status="wrong" what="takes the model of large products"
 gains_most = "A"

@@ -1,6 +1,6 @@
 # %% [markdown]
-# Typical wrong answers to the exercises of lesson 09, one cell each, with the score and the status that each must get.
-# The right answers are the solutions in lessons/09_data_pipeline.py.
+# Typical answers to the exercises of lesson 09, one cell each, with the score and the status that each must get. Most of
+# them are wrong, some are right in another way than the solutions in lessons/09_data_pipeline.py.
 
 # %% answer="least_workers" score=0 status="wrong" what="rounds down"
 least_workers = 260 // 60
@@ -61,11 +61,22 @@ def batches_of(lengths, most):
 def batches_of(lengths, most):
     return [[index] for index in range(len(lengths))]
 
-# %% answer="batches_of" score=0.5 status="partial" visible="right" what="has the same number of rows in each batch, as the visible cases allow"
+# %% answer="batches_of" score=0.5 status="partial" what="has the same number of rows in each batch"
 def batches_of(lengths, most):
     order = sorted(range(len(lengths)), key=lambda i: lengths[i])
     rows = most // max(lengths)
     return [order[start : start + rows] for start in range(0, len(order), rows)]
+
+# %% answer="batches_of" score=1 status="partial" visible="right" what="knows how long the texts of the visible cases are"
+def batches_of(lengths, most):
+    batches = [[]]
+    for length in range(1, 61):
+        for index in range(len(lengths)):
+            if lengths[index] == length:
+                if length * (len(batches[-1]) + 1) > most:
+                    batches.append([])
+                batches[-1].append(index)
+    return [batch for batch in batches if batch]
 
 # %% answer="batches_of" score=0 status="wrong" what="returns nothing"
 def batches_of(lengths, most):
@@ -82,6 +93,16 @@ def batches_of(lengths, most):
         if lengths[index] * (len(batches[-1]) + 1) > most:
             batches.append([])
         batches[-1].append(index)
+    return batches
+
+# %% answer="batches_of" score=2 status="graded" what="another way: from the longest down"
+def batches_of(lengths, most):
+    left = sorted(range(len(lengths)), key=lambda i: lengths[i], reverse=True)
+    batches = []
+    while left:
+        rows = most // lengths[left[0]]
+        batches.append(left[:rows])
+        left = left[rows:]
     return batches
 
 # %% answer="starved_run" score=0 status="wrong" what="takes the run of tiny steps"

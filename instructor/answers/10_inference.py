@@ -1,6 +1,6 @@
 # %% [markdown]
-# Typical wrong answers to the exercises of lesson 10, one cell each, with the score and the status that each must get.
-# The right answers are the solutions in lessons/10_inference.py.
+# Typical answers to the exercises of lesson 10, one cell each, with the score and the status that each must get. Most of
+# them are wrong, some are right in another way than the solutions in lessons/10_inference.py.
 
 # %% answer="cache_gib" score=0.5 status="partial" what="keeps one vector"
 cache_gib = 36 * 1280 * 2 * 1000 * 24 / 2**30
@@ -88,6 +88,21 @@ def speculate(model, text, draft):
         logits = model(torch.cat([text, draft], 1)).logits
     wanted = logits[:, text.shape[1] - 2 : -1].argmax(-1)
     return int((wanted == draft).long().cumprod(1).sum())
+
+# %% answer="speculate" score=2 status="graded" what="another way: a loop over the scores, the last ones asked for"
+def speculate(model, text, draft):
+    k = draft.shape[1]
+    scores = model(torch.cat((text, draft), dim=1), logits_to_keep=k + 1).logits[0]
+    for place in range(k):
+        if scores[place].argmax().item() != draft[0, place].item():
+            return place
+    return k
+
+# %% answer="speculate" score=2 status="graded" what="another way: a tensor of one number"
+@torch.no_grad()
+def speculate(model, text, draft):
+    wanted = model(torch.cat([text, draft], 1)).logits[:, text.shape[1] - 1 : -1].argmax(-1)
+    return (wanted == draft).int().cumprod(1).sum(1)
 
 # %% answer="served" score=0 status="wrong" what="takes the service that does not share steps"
 served = "B"

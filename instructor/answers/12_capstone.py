@@ -1,6 +1,6 @@
 # %% [markdown]
-# Typical wrong answers to the exercises of lesson 12, one cell each, with the score and the status that each must get.
-# The right answers are the solutions in lessons/12_capstone.py.
+# Typical answers to the exercises of lesson 12, one cell each, with the score and the status that each must get. Most of
+# them are wrong, some are right in another way than the solutions in lessons/12_capstone.py.
 
 # %% answer="resident" score=0 status="wrong" what="leaves out the scales"
 resident = 774.0e6 * (2 + 2) / 2**30
@@ -95,6 +95,20 @@ def greedy(switches, peak, budget):
     while peak(on) >= 0:
         best = min(left, key=lambda s: peak([*on, s]))
         on.append(best)
+    return on
+
+# %% answer="greedy" score=2 status="graded" what="another way: a loop that compares"
+def greedy(switches, peak, budget):
+    on = []
+    now = peak(on)
+    while now > budget:
+        best, lowest = None, now
+        for switch in switches:
+            if switch not in on and peak(on + [switch]) < lowest:
+                best, lowest = switch, peak(on + [switch])
+        if best is None:
+            return on
+        on, now = on + [best], lowest
     return on
 
 # %% answer="in_order" score=0 status="wrong" what="takes the size of the weights"
