@@ -1,4 +1,4 @@
-"""nbgrader's configuration for reading written answers; `labkit grade --manual OUT` copies it to OUT/nbgrader.
+"""nbgrader's configuration for reading written answers; `labkit grade --out OUT --manual` copies it to OUT/nbgrader.
 
 Scores of code, numbers and choices come from `labkit grade`; nbgrader is the place where a person reads and marks text.
 What its own autograder would do wrong here is switched off or set right below.
@@ -18,9 +18,9 @@ c.CourseDirectory.db_url = "sqlite:///gradebook.db"
 # A learner's prose cannot run a script in the reader's browser, even if some got past labkit, which shows it as text.
 c.HTMLExporter.sanitize_html = True
 
-# `nbgrader autograde` runs what it is given without a sandbox, takes `nan` or a word for full marks, keeps the old score
-# when a notebook fails, and leaves a deleted cell waiting for ever. It is not needed here, and finds nothing to do;
-# should it ever get a notebook, it neither runs it nor touches a score.
+# `nbgrader autograde` runs what it is given without a sandbox, takes `nan` or a word for full marks, keeps the old
+# score when a notebook fails, and leaves a deleted cell waiting for ever. It is not needed here, and finds nothing to
+# do; should it ever get a notebook, it neither runs it nor touches a score.
 c.Execute.enabled = False
 c.SaveAutoGrades.enabled = False
 
