@@ -1,4 +1,4 @@
-"""In which order should one switch things on? Three orders on the step that runs out of memory in lesson 01, on a card.
+"""In which order should one switch things on? Three orders of the same switches, on a card.
 
 python bench/capstone_orders.py --out rows.jsonl
 """
@@ -12,23 +12,6 @@ from typing import Any
 
 from capstone import BUDGET, ROOT, write
 
-TASK = {"model": "gpt2", "batch": 8, "seq": 1024}
-SWITCHES: dict[str, dict[str, Any]] = {
-    "smaller batch": {"batch": 2, "accumulation": 4},
-    "autocast": {"precision": "amp-bf16"},
-    "checkpointing": {"checkpoint": 1},
-    "8-bit states": {"optimizer": "adamw8bit"},
-    "offload": {"gradients": "host"},
-    "fused attention": {"attention": "sdpa"},
-    "chunked loss": {"loss": "chunked"},
-    "compile": {"compile": True},
-}
-ORDERS = {
-    "checklist": (
-        "smaller batch", "autocast", "checkpointing", "8-bit states", "offload", "fused attention", "compile",
-    ),
-    "log": ("checkpointing", "smaller batch", "offload", "autocast"),
-}  # fmt: skip
 GAIN = 1.02  # a switch must be this much faster to be worth a line
 
 
@@ -46,10 +29,7 @@ class Bench:
         if names not in self.known:
             if time.time() > self.end:
                 return None
-            switches = dict(TASK)
-            for name in SWITCHES:
-                switches |= SWITCHES[name] if name in names else {}
-            title = "orders: " + (", ".join(name for name in SWITCHES if name in names) or "nothing")
+            title, switches = capstone.switched(names)
             report = lab.measure(
                 capstone.training, name=title, repeats=3, trace=False, nearest=False, record=False, **switches
             )
@@ -64,10 +44,12 @@ class Bench:
 def greedy(bench: Bench) -> list[str]:
     """While it does not fit: the switch with the smallest product of peak and time. Then: the fastest that still fits,
     as long as one is faster by `GAIN`."""
+    from labkit import capstone
+
     taken: list[str] = []
     while True:
         now = bench.of(frozenset(taken))
-        left = {name: bench.of(frozenset([*taken, name])) for name in SWITCHES if name not in taken}
+        left = {name: bench.of(frozenset([*taken, name])) for name in capstone.SWITCHES if name not in taken}
         left = {name: report for name, report in left.items() if report is not None}
         if not left or now is None:
             return taken
@@ -92,15 +74,17 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=3600)
     arguments = parser.parse_args()
     Path(arguments.out).parent.mkdir(parents=True, exist_ok=True)
+    from labkit import capstone
+
     bench = Bench(arguments.out, arguments.limit_s)
-    orders = {name: list(order) for name, order in ORDERS.items()}
+    orders = {name: list(order) for name, order in capstone.ORDERS.items()}
     for order in orders.values():
         for count in range(len(order) + 1):
             bench.of(frozenset(order[:count]))
     orders["greedy"] = greedy(bench)
     for name, order in orders.items():
         print(f"{name}: {' -> '.join(order)}")
-        write(arguments.out, "fact", name="order", what=name, value=", ".join(order), task=TASK, budget=BUDGET)
+        write(arguments.out, "fact", name="order", what=name, value=", ".join(order), task=capstone.TASK, budget=BUDGET)
 
 
 if __name__ == "__main__":

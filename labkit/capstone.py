@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -37,6 +37,24 @@ LADDER: dict[str, dict[str, Any]] = {
     "blocks compiled": {"compile": True},
     "the head's gradient summed in place": {"loss": "in place"},
 }
+# A step that no card of 8 GB takes as it is, the switches of the usual lists, and the orders in which two of them go
+TASK: dict[str, Any] = {"model": "gpt2-medium", "batch": 8, "seq": 1024}
+SWITCHES: dict[str, dict[str, Any]] = {
+    "smaller batch": {"batch": 2, "accumulation": 4},
+    "autocast": {"precision": "amp-bf16"},
+    "checkpointing": {"checkpoint": 1},
+    "8-bit states": {"optimizer": "adamw8bit"},
+    "offload": {"gradients": "host"},
+    "fused attention": {"attention": "sdpa"},
+    "chunked loss": {"loss": "chunked"},
+    "compile": {"compile": True},
+}
+ORDERS: dict[str, tuple[str, ...]] = {
+    "checklist": (
+        "smaller batch", "autocast", "checkpointing", "8-bit states", "offload", "fused attention", "compile",
+    ),
+    "log": ("checkpointing", "smaller batch", "offload", "autocast"),
+}  # fmt: skip
 CHUNKS = 16  # of the loss
 BLOCK = 64  # values that share a scale in torchao's states: GPT-2's embedding (50257 x 1600) divides by it, not by 256
 
@@ -103,6 +121,15 @@ def rung(name: str) -> dict[str, Any]:
         if step == name:
             break
     return switches
+
+
+def switched(on: Collection[str]) -> tuple[str, dict[str, Any]]:
+    """`TASK` with these `SWITCHES` on: the name that its rows have, and its arguments for `training`."""
+    names = [name for name in SWITCHES if name in on]
+    arguments = dict(TASK)
+    for name in names:
+        arguments |= SWITCHES[name]
+    return f"orders: {', '.join(names) or 'nothing'}", arguments
 
 
 def draw_weights(model: torch.nn.Module) -> None:

@@ -55,6 +55,16 @@ def test_a_rung_has_the_changes_before_it() -> None:
         capstone.rung("magic")
 
 
+def test_switches_come_in_one_order() -> None:
+    """Rows are named after the switches whatever order they were taken in; every order's names are switches."""
+    name, arguments = capstone.switched(["chunked loss", "autocast"])
+    assert (name, arguments) == capstone.switched({"autocast", "chunked loss"})
+    assert name == "orders: autocast, chunked loss"
+    assert arguments == {**capstone.TASK, "precision": "amp-bf16", "loss": "chunked"}
+    assert capstone.switched([]) == ("orders: nothing", capstone.TASK)
+    assert {name for order in capstone.ORDERS.values() for name in order} <= set(capstone.SWITCHES)
+
+
 @pytest.mark.parametrize("chunks", [1, 3, 8])
 def test_the_loss_in_place_is_the_chunked_loss(chunks: int) -> None:
     """Loss and gradients in float32, scaled by an upstream gradient of a third."""
