@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pandas
 import pytest
 import torch
 from lesson_cells import Lesson, assert_code, assert_number, assert_right, assert_written, assert_wrong, run
@@ -349,3 +350,21 @@ def test_the_verdict_on_free_can_fail() -> None:
     assert verdict_of_free(**{"amp-bf16": [0.002] * 3}) == "does not hold"
     assert verdict_of_free(**{"amp-fp16": [0.002] * 3}).startswith("holds when no step is skipped")
     assert verdict_of_free(bf16=[5e-4] * 3) == "does not hold"  # the control shows nothing: nothing can be told
+
+
+@pytest.mark.parametrize(
+    ("room", "said"), [(18, "after 4000 steps"), (20, "not within 6000 steps"), (40, "not within 6000 steps")]
+)
+def test_the_log_is_judged_wherever_the_scale_can_go(room: int, said: str) -> None:
+    settled: dict[str, Any] = {}
+    stub = SimpleNamespace(
+        plots=SimpleNamespace(lines=lambda *_, **__: None),
+        answer=lambda *_, **__: None,
+        settle=lambda key, **what: settled.update(what),
+    )
+    names = {"lab": stub, "math": math, "pandas": pandas, "display": lambda _: None, "here": "cpu", "room": room}
+    scaler = functions("scaler", "HandScaler")["HandScaler"]
+    run(cells()["log"], {**names, "HandScaler": scaler, "lost_at": {12: 0.9, 16: 0.5}})
+    assert said in settled["measured"]
+    assert settled["verdict"].startswith("does not hold")
+    assert ("only the shorter interval" in settled["verdict"]) is (room < 40)
