@@ -366,6 +366,16 @@ def test_a_faked_output_of_a_code_exercise_is_compared_with_the_run(
     assert "says 4 points" in one.message
 
 
+def test_a_forged_number_in_the_ledger_is_said(whole: tuple[Path, dict[str, SubmissionResult]]) -> None:
+    rows = whole[1]["right"].regenerated_rows
+    assert grader.ledger_findings(rows, rows, NAME) == ()
+    forged = [
+        {**r, "value": r["value"] / 2} if (r["kind"], r.get("source")) == ("fact", "predicted") else r for r in rows
+    ]
+    found = grader.ledger_findings(forged, rows, NAME)
+    assert found and {f.kind for f in found} == {"ledger"}
+
+
 def test_what_is_graded_already_is_kept_and_an_old_score_is_not(graded: Path, tmp_path: Path) -> None:
     folder, out = tmp_path / "in", tmp_path / "out"
     hand_in(folder, "ada", solved())

@@ -19,8 +19,7 @@ from typing import Any
 
 from .. import executing, places
 from ..units import UserError
-from . import feedback, lessons, manual, outcomes, rerun, scores, session, submissions, summary
-from .hidden import Exercise
+from . import comparing, feedback, lessons, manual, outcomes, rerun, scores, session, submissions, summary
 from .outcomes import ExerciseResult, Finding, SubmissionResult
 from .runner import Runner
 from .sandbox import Limits, Sandbox, require
@@ -43,13 +42,13 @@ class Options:
 
 @dataclass(frozen=True)
 class Course:
-    """The lessons that submissions are graded against: their files, what they ask, the folder of hidden tests, and the
-    tests of those lessons that were handed in."""
+    """The lessons that submissions are graded against: their files, what they ask, the folder of hidden tests, and of
+    those that were handed in the modules that answers will import."""
 
     files: dict[str, Path]
     lessons: dict[str, lessons.Lesson]
     hidden: Path
-    tests: dict[str, dict[str, Exercise]] = field(default_factory=dict)
+    preload: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path, hidden: Path) -> Course:
@@ -80,7 +79,8 @@ def grade(
     course = Course.read(home / "lessons", hidden or home / "instructor" / "hidden")
     opened = submissions.open_all(entries, course.lessons)
     for name in sorted({s.lesson for s in opened if not s.unreadable}):
-        course.tests[name] = lessons.tests(course.lessons[name], course.hidden)  # raises before anything runs
+        tests = lessons.tests(course.lessons[name], course.hidden)  # raises before anything runs
+        course.preload[name] = session.modules(course.files[name], course.lessons[name], tests)
     out.mkdir(parents=True, exist_ok=True)
     failed = 0
     with _progress(len(opened)) as tell:
@@ -155,8 +155,8 @@ def _graded(
 ) -> SubmissionResult:
     student = submission.entry.student
     sandbox = Sandbox(options.limits, walled=options.walled, threads=max(1, (os.cpu_count() or 2) // options.jobs))
-    preload = session.modules(lesson, course.tests[lesson.name])
-    runner = Runner(lambda: sandbox.launch("labkit.grading.inside"), sandbox.setup(preload=preload))
+    setup = sandbox.setup(preload=course.preload[lesson.name])
+    runner = Runner(lambda: sandbox.launch("labkit.grading.inside"), setup)
     try:
         found = [
             session.grade(
@@ -176,6 +176,8 @@ def _graded(
         reasons = [*submission.tampered.get(task.name, ()), *_overclaims(submission, task, one, again)]
         exercises.append(_marked(one, reasons))
         findings += tuple(Finding("tampered", f"{task.name}: {reason}", task.check) for reason in reasons)
+    if again:
+        findings += ledger_findings(submission.rows, again.rows, lesson.name)
     saved = f"submitted/{student}/{lesson.name}.ipynb"
     executing.write(submission.saved, out / saved)
     regenerated = ""
@@ -187,6 +189,19 @@ def _graded(
         saved_rows=submission.rows, regenerated_rows=again.rows if again else (), saved_notebook=saved,
         regenerated_notebook=regenerated,
     )  # fmt: skip
+
+
+def ledger_findings(
+    saved: Sequence[dict[str, Any]], again: Sequence[dict[str, Any]], lesson: str
+) -> tuple[Finding, ...]:
+    """What in a handed-in ledger cannot come from this notebook: memory that was predicted twice for the same card by
+    the same PyTorch, with two results."""
+    pairs = comparing.rows(saved, again, lesson) if saved else []
+    wrong = [p for p in pairs if p.flagged and p.kind == "memory" and "must be equal" in p.why]
+    return tuple(
+        Finding("ledger", f"{p.what}: the ledger says {p.saved}, running the notebook gives {p.again}")
+        for p in wrong[:5]
+    )
 
 
 def _overclaims(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,14 +41,12 @@ class Task:
 
 @dataclass(frozen=True)
 class Lesson:
-    """One lesson: the learner's notebook (no solution in it), its exercises, the master's check cells by id, and the
-    modules that its solutions need."""
+    """One lesson: the learner's notebook (no solution in it), its exercises, and the master's check cells by id."""
 
     name: str
     notebook: Any
     tasks: tuple[Task, ...]
     checks: dict[str, str]
-    imports: frozenset[str] = frozenset()
 
     @property
     def cells(self) -> list[Cell]:
@@ -87,18 +86,19 @@ def read(path: Path) -> Lesson:
         if kind == "code" and variable not in slicing.binds(cell.source):
             variable = ""  # made by the check of what the answer defines
         tasks.append(Task(name, kind, variable, *points[name]))
-    return Lesson(path.stem, notebooks.learner(master), tuple(tasks), checks, _imports(master, tasks))
+    return Lesson(path.stem, notebooks.learner(master), tuple(tasks), checks)
 
 
-def _imports(master: Any, tasks: list[Task]) -> frozenset[str]:
-    """The modules that the solved answers need, by what their names come from."""
-    cells = [Cell(c.id, c.source, role(c)) for c in notebooks.solved(master).cells if c.cell_type == "code"]
+def imports(path: Path, tasks: Iterable[Task]) -> set[str]:
+    """The modules that the solved answers of the lesson in a file need, by what their names come from."""
+    solved = notebooks.solved(notebooks.master(path))
+    cells = [Cell(c.id, c.source, role(c)) for c in solved.cells if c.cell_type == "code"]
     found: set[str] = set()
     for task in tasks:
         at = next((i for i, c in enumerate(cells) if c.id == task.answer), None)
         if at is not None:
             found |= slicing.imports(slicing.before(cells, at, slicing.needs(cells[at].source)))
-    return frozenset(found)
+    return found
 
 
 def find(folder: Path, wish: str) -> Path:

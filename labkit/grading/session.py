@@ -77,10 +77,10 @@ def seed_of(student: str, lesson: str, exercise: str) -> int:
     return zlib.crc32(f"{student}/{lesson}/{exercise}".encode())
 
 
-def modules(lesson: lessons.Lesson, tests: Mapping[str, hidden.Exercise]) -> list[str]:
+def modules(file: Path, lesson: lessons.Lesson, tests: Mapping[str, hidden.Exercise]) -> list[str]:
     """What answers of this lesson will import: what the solutions and the hidden tests need, and what these ask for.
     It is imported once, in the process that answers are forked from."""
-    found = {"labkit.safely", *lesson.imports}
+    found = {"labkit.safely"} | lessons.imports(file, lesson.tasks)
     for task in lesson.tasks:
         if task.name in tests:
             keys = slicing.keys_of(hidden.probe_source(type(tests[task.name])), "lesson")
@@ -173,7 +173,7 @@ class Trial:
         found = folder / file.name if folder else None
         tests = hidden.load(found) if found and found.is_file() else {}
         self._folder = tempfile.mkdtemp(prefix="labkit-trial-")
-        self._runner = Runner(plain_launch(Path(self._folder)), {"preload": modules(self.lesson, tests)})
+        self._runner = Runner(plain_launch(Path(self._folder)), {"preload": modules(file, self.lesson, tests)})
 
     def exercise(self, exercise: str, source: str, *, seed: int = 0) -> ExerciseResult:
         """The score of `source` in the exercise's answer cell."""

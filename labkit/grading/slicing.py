@@ -8,6 +8,8 @@ raises `NameError`, and the caller runs all cells instead.
 from __future__ import annotations
 
 import ast
+import dataclasses
+import functools
 import re
 import symtable
 from collections.abc import Iterable, Sequence
@@ -143,14 +145,19 @@ def _binders(units: list[_Unit], name: str, end: int) -> list[int]:
 def _units(cells: Sequence[Cell]) -> list[_Unit]:
     found = []
     for number, cell in enumerate(cells):
-        if cell.role == "check":
-            continue
-        try:
-            statements = ast.parse(python(cell.source)).body
-        except (SyntaxError, ValueError):
-            continue
-        found += [_unit(number, place, statement) for place, statement in enumerate(statements)]
+        if cell.role != "check":
+            found += [dataclasses.replace(unit, cell=number) for unit in _units_of(cell.source)]
     return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _units_of(source: str) -> tuple[_Unit, ...]:
+    """The statements of a cell, as if it were the first; none where it is no Python."""
+    try:
+        statements = ast.parse(python(source)).body
+    except (SyntaxError, ValueError):
+        return ()
+    return tuple(_unit(0, place, statement) for place, statement in enumerate(statements))
 
 
 def _unit(cell: int, place: int, statement: ast.stmt) -> _Unit:
