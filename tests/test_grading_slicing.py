@@ -62,6 +62,14 @@ def test_names_of_a_cell_and_of_a_probe() -> None:
     assert slicing.keys_of("lesson['one']; lesson.get('two'); other['three']", "lesson") == {"one", "two"}
 
 
+def test_what_is_imported_is_what_the_needed_names_come_from() -> None:
+    sheet = cells(
+        "import math, json\nfrom labkit import bus\nimport torch.nn as nn", "def f(): return math.pi, bus, nn"
+    )
+    assert slicing.imports(slicing.before(sheet, 2, {"f"})) == {"math", "json", "labkit", "labkit.bus", "torch.nn"}
+    assert slicing.imports(slicing.before(sheet, 2, {"nn"})) == {"torch.nn"}
+
+
 def test_an_exercise_of_a_real_lesson_needs_few_cells_and_no_measurement() -> None:
     sheet = lesson("01_baseline_oom").cells
     at = next(i for i, c in enumerate(sheet) if c.id == "largest_batch")
