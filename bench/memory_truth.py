@@ -151,7 +151,7 @@ def provenance() -> dict:
             "python": sys.version.split()[0],
         },
         "date": time.strftime("%Y-%m-%d"),
-        "command": "python " + " ".join(sys.argv),
+        "command": f"python bench/{Path(sys.argv[0]).name} {' '.join(sys.argv[1:2])}".strip(),
     }
 
 
