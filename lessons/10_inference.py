@@ -551,9 +551,9 @@ names = generating.export_step(small, file)
 options = onnxruntime.SessionOptions()
 options.intra_op_num_threads = 1  # one thread for each of the two: the model is small
 session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-print(
-    f"{file.name}: {show(sum(f.stat().st_size for f in file.parent.iterdir()))}; providers here: {', '.join(onnxruntime.get_available_providers())}"
-)
+size = sum(part.stat().st_size for part in file.parent.iterdir())
+providers = ", ".join(onnxruntime.get_available_providers())
+print(f"{file.name} and its weights: {show(size)}; providers here: {providers}")
 
 
 def empty_cache(batch):
