@@ -14,15 +14,16 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import jupytext
 import pytest
-from grading_samples import HOME, lesson, solutions
+from grading_samples import HOME, hand_in, lesson, notebook, solutions
 
 from labkit import notebooks, safely
 from labkit.checks import Check
-from labkit.grading import hidden, lessons, running, session, slicing
+from labkit.grading import grader, hidden, lessons, outcomes, running, sandbox, session, slicing
 
 LESSONS = sorted(path.stem for path in (HOME / "lessons").glob("[0-9][0-9]_*.py"))
 SAMPLE = "06_attention"  # imports little, measures nothing
@@ -220,6 +221,22 @@ def test_a_sample_of_answers_scores_what_it_should() -> None:
 @pytest.mark.parametrize("name", [name for name in LESSONS if name != SAMPLE])
 def test_answers_score_what_they_should(name: str) -> None:
     assert wrongly_scored(name) == []
+
+
+@pytest.mark.grading
+def test_every_solved_lesson_scores_full_where_submissions_are_graded(tmp_path: Path) -> None:
+    """Predictions, compilers and masks must work behind the walls of the sandbox, too."""
+    for name in LESSONS:
+        answered = {task.answer: solutions(name)[task.name] for task in lesson(name).tasks}
+        hand_in(tmp_path / "in", "ada", notebook(name, **answered), f"{name}.ipynb")
+    options = grader.Options(exercises_only=True, walled=not sandbox.why_not())
+    assert grader.grade(tmp_path / "in", tmp_path / "out", options=options, home=HOME) == 0
+    found = outcomes.load_all(tmp_path / "out")
+    assert [result.lesson for result in found] == LESSONS
+    for result in found:
+        for e in result.exercises:
+            right = "needs-manual" if lesson(result.lesson).task(e.exercise).manual else "graded"
+            assert (e.points, e.status) == (e.maximum, right), f"{result.lesson}, {e.exercise}: {e.message}"
 
 
 # ------------------------------------------------------------------------------------------- in this process
