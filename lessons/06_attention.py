@@ -1234,7 +1234,7 @@ def merge(out_a, lse_a, out_b, lse_b):
 
 # %% check="merge" points=2
 def half_of(scores, values):
-    """Attention of `scores` (seq, keys) over `values` (keys, head_size), and logsumexp of each row."""
+    """Attention of `scores` (..., seq, keys) over `values` (..., keys, head_size), and logsumexp of each row."""
     return scores.softmax(-1) @ values, scores.logsumexp(-1)
 
 
@@ -1255,8 +1255,8 @@ def judge(scores, values):
         if not torch.allclose(found[0], out, atol=1e-9):
             half = scores.shape[-1] // 2
             a, b = (
-                half_of(scores[:, :half], values[:half])[0],
-                half_of(scores[:, half:], values[half:])[0],
+                half_of(scores[..., :half], values[..., :half, :])[0],
+                half_of(scores[..., half:], values[..., half:, :])[0],
             )
             if torch.allclose(found[0], (a + b) / 2):
                 return "the output is the plain mean: do both halves weigh the same?"
@@ -1271,15 +1271,16 @@ def judge(scores, values):
     return verdict
 
 
-def halves(factor, keys=12, cut=6):
+def halves(factor, *lead, keys=12, cut=6):
     numbers = torch.Generator().manual_seed(factor)
-    scores = factor * torch.randn(5, keys, generator=numbers, dtype=torch.float64)
-    values = torch.randn(keys, 4, generator=numbers, dtype=torch.float64)
-    a, b = half_of(scores[:, :cut], values[:cut]), half_of(scores[:, cut:], values[cut:])
+    scores = factor * torch.randn(*lead, 5, keys, generator=numbers, dtype=torch.float64)
+    values = torch.randn(*lead, keys, 4, generator=numbers, dtype=torch.float64)
+    a = half_of(scores[..., :cut], values[..., :cut, :])
+    b = half_of(scores[..., cut:], values[..., cut:, :])
     return lab.check.case(*a, *b, expect=judge(scores, values), raw=True)
 
 
-lab.check.code("merge", merge, [halves(1), halves(3), halves(1000)], points=2)
+lab.check.code("merge", merge, [halves(1), halves(3, 2, 6), halves(1000)], points=2)
 
 # %% [markdown]
 # ## Exercise 3

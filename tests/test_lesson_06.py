@@ -103,16 +103,21 @@ def test_exercise_2_right() -> None:
 def by_hand_without_logaddexp(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> Any:
     largest = torch.maximum(lse_a, lse_b)
     a, b = (lse_a - largest).exp(), (lse_b - largest).exp()
-    return [(a[:, None] * out_a + b[:, None] * out_b) / (a + b)[:, None], largest + (a + b).log()]
+    return [(a[..., None] * out_a + b[..., None] * out_b) / (a + b)[..., None], largest + (a + b).log()]
 
 
 def test_exercise_2_takes_another_way() -> None:
     assert checked("merge", merge=by_hand_without_logaddexp).status == "right"
 
 
+def only_without_leading_dimensions(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> Any:
+    lse = torch.logaddexp(lse_a, lse_b)
+    return (lse_a - lse).exp()[:, None] * out_a + (lse_b - lse).exp()[:, None] * out_b, lse
+
+
 def overflowing(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> Any:
     a, b = lse_a.exp(), lse_b.exp()
-    return (a[:, None] * out_a + b[:, None] * out_b) / (a + b)[:, None], (a + b).log()
+    return (a[..., None] * out_a + b[..., None] * out_b) / (a + b)[..., None], (a + b).log()
 
 
 def lse_is_wrong(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> Any:
@@ -124,15 +129,16 @@ def lse_is_wrong(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> Any:
     [
         (lambda a, x, b, y: ((a + b) / 2, torch.logaddexp(x, y)), 1, "plain mean"),
         (lambda a, x, b, y: (a + b, torch.logaddexp(x, y)), 1, "plain sum"),
-        (lambda a, x, b, y: (x[:, None] * a + y[:, None] * b, torch.logaddexp(x, y)), 1, "not that of attention"),
+        (lambda a, x, b, y: (x[..., None] * a + y[..., None] * b, torch.logaddexp(x, y)), 1, "not that of attention"),
         (overflowing, 2, "large logsumexp"),
         (lse_is_wrong, 1, "the logsumexp is not"),
+        (only_without_leading_dimensions, 2, "dimension"),
         (lambda a, x, b, y: by_hand_without_logaddexp(a, x, b, y)[0], 1, "two results"),
         (lambda a, x, b, y: (a, a), 1, "shapes"),
         (lambda a, x, b, y: (1, 2), 1, "tensors"),
         (lambda a, x, b, y: x * a, 1, "raises"),
     ],
-    ids=["mean", "sum", "by lse", "overflow", "lse", "no lse", "shapes", "numbers", "raises"],
+    ids=["mean", "sum", "by lse", "overflow", "lse", "two dimensions", "no lse", "shapes", "numbers", "raises"],
 )
 def test_exercise_2_wrong(merge: Callable[..., Any], below: float, word: str) -> None:
     assert_code(checked("merge", merge=merge), word, below=below)
