@@ -250,7 +250,8 @@ for name in rungs:
         ]
     )
 source = next((r["label"] for r in free.values() if r), "no reference row")
-print(f"batch 4 x 1024 · predicted for {lesson.card} (from two short models) · {source}")
+told = f"predicted for {lesson.card} (from two short models) · " if predicted else ""
+print(f"batch 4 x 1024 · {told}{source}")
 head = [
     "rung",
     "parameters' share",
@@ -346,7 +347,8 @@ for name, can in ways.items():
             f"{speed(report):,.0f}" if fit and speed(report) else "",
         ]
     )
-print(f"batch 4 x 1024 where nothing else is said · {source}")
+beside = next((r["label"] for r in map(row, ways) if r), "no reference row")
+print(f"batch 4 x 1024 where nothing else is said · {beside}")
 lab.table(["way", "clips", "accumulates", "rounds", "reserved", "tokens/s"], table)
 in_backward, ours = row("step in backward"), row(RECIPE)
 if ours and in_backward and ours["status"] == in_backward["status"] == "ok":
