@@ -387,9 +387,9 @@ times = rate["bucketed"][1] / rate["to the maximum"][1] if rate else None
 lab.answer("times", measured=times, source="measured" if on_card else "reference")
 
 # %% [markdown]
-# *What to see:* the way with the highest rate of all tokens is not the one that trains fastest: the bars of real
-# tokens decide. Four short texts do not keep a large card busy, so that batches of a fixed number of tokens gain more
-# than the waste alone says.
+# *What to see* (where a card has measured): the two bars of a way differ by its waste, and the bars of real tokens are
+# what trains. A batch of four short texts may also be too little work for a large card; compare it with the batches of
+# 4096 tokens.
 #
 # Does the width itself matter? Matrix units work in tiles of 8 or more. The step at widths around 512, batch 8:
 
@@ -582,8 +582,8 @@ ax
 # ### What the driver says
 #
 # The driver's *utilisation* is the share of the time in which some kernel ran. Four loops on a card: one starved by
-# its loader, one fed from the cache, one with tiny batches, where Python is slower than the card, and one that writes
-# its weights to disk every eighth step.
+# its loader, one fed from the cache, one with tiny batches, where each kernel has little to do, and one that writes
+# 256 MiB to disk every eighth step.
 
 
 # %% name="utilisation"
@@ -1561,7 +1561,7 @@ lab.check.words(
 # ## Take-away
 #
 # 1. Let the loop say whether it waits, before anything is changed. Workers needed = load / step, rounded up; a cache of
-#    tokens needs next to none. Padding and pinning are microseconds for tokens.
+#    tokens needs next to none. Padding takes microseconds.
 # 2. Texts of like length share a batch of a fixed number of tokens, or a row. Count real tokens per second. A cap cuts
 #    more than it seems to.
 # 3. Weigh accumulated batches by their tokens. Save the place in the data and the random states with the weights, and
