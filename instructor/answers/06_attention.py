@@ -36,11 +36,18 @@ def merge(out_a, lse_a, out_b, lse_b):
     a, b = lse_a.exp()[..., None], lse_b.exp()[..., None]
     return (a * out_a + b * out_b) / (a + b), (a + b).log().squeeze(-1)
 
-# %% answer="merge" score=1.2 status="partial" visible="right" what="knows that the visible cases have no batch and no heads"
+# %% answer="merge" score=1.2 status="partial" what="works without batch and heads only"
 def merge(out_a, lse_a, out_b, lse_b):
     largest = torch.maximum(lse_a, lse_b)
     a, b = (lse_a - largest).exp(), (lse_b - largest).exp()
     return (a[:, None] * out_a + b[:, None] * out_b) / (a + b)[:, None], largest + (a + b).log()
+
+# %% answer="merge" score=0 status="error" visible="right" what="knows the head size of the visible cases"
+def merge(out_a, lse_a, out_b, lse_b):
+    lse = torch.logaddexp(lse_a, lse_b)
+    share_a = (lse_a - lse).exp()[..., None].expand(*lse.shape, 4)
+    share_b = (lse_b - lse).exp()[..., None].expand(*lse.shape, 4)
+    return share_a * out_a + share_b * out_b, lse
 
 # %% answer="merge" score=0 status="wrong" what="returns the larger logsumexp"
 def merge(out_a, lse_a, out_b, lse_b):
