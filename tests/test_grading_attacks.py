@@ -24,8 +24,8 @@ from labkit.grading.outcomes import ExerciseResult, SubmissionResult
 
 pytestmark = pytest.mark.grading
 SMALL = sandbox.Limits(memory=2 * 2**30, total=4 * 2**30, processes=64)
-QUICK = grader.Options(jobs=2, exercises_only=True, answer_seconds=10, limits=SMALL)
-WHOLE = grader.Options(jobs=2, answer_seconds=10, cell_seconds=60, limits=SMALL)
+QUICK = grader.Options(jobs=2, exercises_only=True, answer_seconds=25, limits=SMALL)
+WHOLE = grader.Options(jobs=2, answer_seconds=25, cell_seconds=60, limits=SMALL)
 
 DEAF = "while True:\n    try:\n        while True: pass\n    except BaseException: pass"
 LOOSE = "class Loose:\n    def __eq__(self, other): return True\n    def __float__(self): return 1.0\n"

@@ -80,7 +80,7 @@ def seed_of(student: str, lesson: str, exercise: str) -> int:
 def modules(file: Path, lesson: lessons.Lesson, tests: Mapping[str, hidden.Exercise]) -> list[str]:
     """What answers of this lesson will import: what the solutions and the hidden tests need, and what these ask for.
     It is imported once, in the process that answers are forked from."""
-    found = {"labkit.safely"} | lessons.imports(file, lesson.tasks)
+    found = {"labkit.safely", "labkit.checks"} | lessons.imports(file, lesson.tasks)
     for task in lesson.tasks:
         if task.name in tests:
             keys = slicing.keys_of(hidden.probe_source(type(tests[task.name])), "lesson")
