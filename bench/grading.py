@@ -56,6 +56,7 @@ def timed(lesson: Lesson, count: int, jobs: int, whole: bool) -> dict[str, Any]:
         folder, out = Path(scratch) / "in", Path(scratch) / "out"
         submissions(lesson, folder, count)
         options = grader.Options(jobs=jobs, exercises_only=not whole)
+        load = os.getloadavg()[0]
         began = time.perf_counter()
         with contextlib.redirect_stdout(io.StringIO()):
             code = grader.grade(folder, out, options=options, home=ROOT)
@@ -65,7 +66,8 @@ def timed(lesson: Lesson, count: int, jobs: int, whole: bool) -> dict[str, Any]:
     if code or len(results) != count or wrong:
         raise SystemExit(f"graded wrongly: {len(results)} results, {[r.student for r in wrong]}")
     each = [r.seconds for r in results if any(e.status != "blank" for e in r.exercises)]
-    return {"count": count, "jobs": jobs, "whole": whole, "seconds": seconds, "median": statistics.median(each)}
+    middle = statistics.median(each)
+    return {"count": count, "jobs": jobs, "whole": whole, "seconds": seconds, "median": middle, "load": load}
 
 
 def _expected(lesson: Lesson, student: int) -> float:
@@ -74,26 +76,29 @@ def _expected(lesson: Lesson, student: int) -> float:
     return (total, 0.0, total - number.maximum, total - number.maximum)[student % 4]
 
 
-def page(lesson: Lesson, rows: list[dict[str, Any]], load: float) -> str:
+def page(lesson: Lesson, rows: list[dict[str, Any]]) -> str:
     """The table as Markdown."""
     lines = [
         "# How long grading takes",
         "",
         f"{lesson.name}, {len(lesson.tasks)} exercises, made-up submissions: a quarter each right, untouched, wrong in "
         f"one exercise, raising in one. {platform.machine()}, {os.cpu_count()} processors, Python "
-        f"{platform.python_version()}, no GPU. Load of the machine when it began: {load:.1f}. Written by "
+        f"{platform.python_version()}, no GPU. Written by "
         "`python bench/grading.py`; every score was compared with what it should be.",
         "",
         "*median* is one submission that is not untouched, from its start to its result, while `jobs` run side by side."
-        " The total includes starting, reading the lessons, the feedback pages and the summary.",
+        " The total includes starting, reading the lessons, the feedback pages and the summary. *load* is that of the"
+        " machine when the row began, the row before it included.",
         "",
-        "| what is run | submissions | jobs | total, s | s per submission | median, s |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| what is run | submissions | jobs | total, s | s per submission | median, s | load |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for r in rows:
         what = "exercises and the whole notebook" if r["whole"] else "exercises"
         each = r["seconds"] / r["count"]
-        lines.append(f"| {what} | {r['count']} | {r['jobs']} | {r['seconds']:.0f} | {each:.1f} | {r['median']:.1f} |")
+        lines.append(
+            f"| {what} | {r['count']} | {r['jobs']} | {r['seconds']:.0f} | {each:.1f} | {r['median']:.1f} | {r['load']:.1f} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -106,7 +111,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results")
     given = parser.parse_args()
     lesson = lessons.read(lessons.find(ROOT / "lessons", given.lesson))
-    load = os.getloadavg()[0]
     rows = []
     for whole, counts in ((False, given.counts), (True, given.whole)):
         for count in counts:
@@ -114,7 +118,7 @@ def main() -> None:
                 rows.append(timed(lesson, count, jobs, whole))
                 print(rows[-1], flush=True)
                 given.out.mkdir(parents=True, exist_ok=True)
-                (given.out / "grading.md").write_text(page(lesson, rows, load), encoding="utf-8")
+                (given.out / "grading.md").write_text(page(lesson, rows), encoding="utf-8")
 
 
 if __name__ == "__main__":
