@@ -96,9 +96,8 @@ def page(lesson: Lesson, rows: list[dict[str, Any]]) -> str:
     for r in rows:
         what = "exercises and the whole notebook" if r["whole"] else "exercises"
         each = r["seconds"] / r["count"]
-        lines.append(
-            f"| {what} | {r['count']} | {r['jobs']} | {r['seconds']:.0f} | {each:.1f} | {r['median']:.1f} | {r['load']:.1f} |"
-        )
+        numbers = [f"{r['seconds']:.0f}", f"{each:.1f}", f"{r['median']:.1f}", f"{r['load']:.1f}"]
+        lines.append(f"| {' | '.join([what, str(r['count']), str(r['jobs']), *numbers])} |")
     return "\n".join(lines) + "\n"
 
 

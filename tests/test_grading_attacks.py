@@ -318,7 +318,8 @@ def test_a_notebook_is_run_again_from_top_to_bottom(whole: tuple[Path, dict[str,
     assert {r["exercise"] for r in right.regenerated_rows if r["kind"] == "check"} == set(MAXIMUM)
     assert any(r["kind"] == "finish" for r in right.regenerated_rows)
     shown = _outputs(out, right, f"{NUMBER}-check")
-    assert [float(o["data"]["text/plain"]) for o in shown if o["output_type"] == "execute_result"] == [1]
+    scores = ["".join(o["data"]["text/plain"]) for o in shown if o["output_type"] == "execute_result"]
+    assert [float(score) for score in scores] == [1]
     cells = json.loads((out / right.regenerated_notebook).read_text())["cells"]
     assert not [o for c in cells for o in c.get("outputs", []) if o.get("name") == "stderr"]
     assert [c["id"] for c in cells] == [c.id for c in samples.lesson().notebook.cells]
