@@ -141,7 +141,11 @@ def _one(
         result = _failed(submission, lesson, f"grading failed: {type(error).__name__}: {error}")
         made_of = ""
     result = dataclasses.replace(result, seconds=round(time.monotonic() - began, 2), made_of=made_of)
-    outcomes.save(out, result)
+    try:
+        outcomes.save(out, result)
+    except (ValueError, RecursionError) as error:  # rows of a strange depth, say
+        result = _failed(submission, lesson, f"its result cannot be written: {type(error).__name__}")
+        outcomes.save(out, result)
     return result
 
 

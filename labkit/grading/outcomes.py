@@ -131,7 +131,8 @@ def save(out: Path, result: SubmissionResult) -> Path:
     """Write a result so that a kill leaves the old file or the new one. Returns its path."""
     target = path(out, result.student, result.lesson)
     target.parent.mkdir(parents=True, exist_ok=True)
-    executing.write_text(target, json.dumps(result.to_dict(), indent=1, ensure_ascii=False) + "\n")
+    text = json.dumps(result.to_dict(), indent=1, ensure_ascii=False)
+    executing.write_text(target, text.encode("utf-8", "replace").decode() + "\n")  # half a character is none
     return target
 
 

@@ -74,6 +74,8 @@ class Runner:
     def _listen(self, process: wire.Process, token: str, request: dict[str, Any], outcome: Outcome) -> None:
         bytes_left, lines_left = MOST_BYTES, MOST_LINES
         deadline = time.monotonic() + PRELUDE_SECONDS + GRACE
+        parts = 1 + len(request.get("cases", ()))  # whatever the answer says of itself, it ends at the last of these
+        last = deadline + parts * (request["seconds"] + GRACE)
         ended = False
         while True:
             message = process.receive(deadline, cap=bytes_left)
@@ -86,7 +88,7 @@ class Runner:
             kind = message.get("kind")
             if kind in ("started", "case"):
                 outcome.started = True
-                deadline = time.monotonic() + request["seconds"] + GRACE
+                deadline = min(last, time.monotonic() + request["seconds"] + GRACE)
             elif kind == "tampered":
                 outcome.tampered.append(str(message.get("text"))[:200])
             elif kind == "note":

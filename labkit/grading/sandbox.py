@@ -25,6 +25,7 @@ from .. import places
 from ..units import UserError, show_bytes
 from . import wire
 
+SHARED_BYTES = 256 * 2**20  # of /dev/shm, which is memory
 HOME = "/home/learner"
 COURSE = "/course"
 FONTS = "/tmp/matplotlib"
@@ -153,7 +154,18 @@ def _walls() -> list[str]:
 
 
 def _system() -> list[str]:
-    command = ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm"]
+    command = [
+        "--proc",
+        "/proc",
+        "--dev",
+        "/dev",
+        "--perms",
+        "1777",
+        "--size",
+        str(SHARED_BYTES),
+        "--tmpfs",
+        "/dev/shm",
+    ]
     for folder in ("/usr", "/lib", "/lib64", "/bin", "/sbin"):
         if os.path.islink(folder):
             command += ["--symlink", os.readlink(folder), folder]

@@ -20,7 +20,13 @@ def write(out: Path, results: Iterable[SubmissionResult]) -> Path:
     writer.writerow(HEAD)
     for result in sorted(results, key=lambda r: (r.student, r.lesson)):
         for e in result.exercises:
-            writer.writerow([e.student, e.lesson, e.exercise, f"{e.points:g}", f"{e.maximum:g}", e.status])
+            names = (_text(e.student), _text(e.lesson), e.exercise)
+            writer.writerow([*names, f"{e.points:g}", f"{e.maximum:g}", e.status])
     target = out / "scores.csv"
     executing.write_text(target, text.getvalue())
     return target
+
+
+def _text(name: str) -> str:
+    """A name that a spreadsheet takes for a name, not for a formula."""
+    return f"'{name}" if name.startswith(("=", "+", "-", "@")) else name

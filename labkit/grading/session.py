@@ -21,7 +21,7 @@ from typing import Any
 
 from .. import places
 from ..units import UserError
-from . import hidden, lessons, matching, running, scoring, slicing, wire
+from . import hidden, lessons, matching, prying, running, scoring, slicing, wire
 from .outcomes import ExerciseResult
 from .runner import Outcome, Runner, plain_launch
 from .slicing import Cell
@@ -112,6 +112,11 @@ def grade(
     sheet = _with_additions(task, sheet, at)
     if matching.bare(sheet[at].source) == matching.bare(ours):
         return blank
+    if task.kind == "code" and (
+        pried := prying.found(c.source for c in sheet[: at + 1] if c.role in ("answer", "own"))
+    ):
+        message = f"no points: the answer looks into the process that grades it ({pried})."
+        return dataclasses.replace(blank, status="tampered", message=message)
     seed = seed_of(student, lesson.name, task.name) if seed is None else seed
     test = trusted.ask("cases", task.name, seed=seed) if task.kind == "code" else None
     outcome = _run(task, sheet, at, test, runner, seconds)

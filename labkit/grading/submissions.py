@@ -32,6 +32,7 @@ class Entry:
     student: str
     file: Path
     relative: str  # to the folder of submissions
+    depth: int = 2  # how many of the last parts of the path lie inside that folder
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,20 @@ def collect(folder: Path) -> list[Entry]:
         for file in sorted([*student.glob("*"), *student.glob("*/*")]):
             named = file.name.endswith((".ipynb", bundles.SUFFIX)) and ".ipynb_checkpoints" not in file.parts
             if named and (file.is_symlink() or file.is_file()):
-                found.append(Entry(student.name, file, file.relative_to(folder).as_posix()))
+                inside = file.relative_to(folder)
+                found.append(Entry(safe(student.name), file, safe(inside.as_posix(), 400), len(inside.parts)))
     if not found:
         raise UserError(f"no submissions in {folder}: they are expected as {folder}/<student>/<lesson>.ipynb")
     return found
+
+
+def safe(name: str, most: int = 120) -> str:
+    """A name as it may stand in a path, a table and a terminal: no half or control characters, at most `most` bytes."""
+    clean = "".join(c if c.isprintable() else "?" for c in name.encode("utf-8", "replace").decode())
+    if len(clean.encode()) <= most:
+        return clean
+    mark = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    return f"{clean.encode()[: most - 9].decode('utf-8', 'ignore')}-{mark}"
 
 
 def open_all(entries: Iterable[Entry], course: Mapping[str, Lesson]) -> list[Submission]:
@@ -99,11 +110,19 @@ def open_one(entry: Entry, course: Mapping[str, Lesson]) -> Submission:
     """One entry, opened and matched. Never raises for what is in the file."""
     stem = _stem(entry.file)
     try:
-        content, digest, bundle = _read(entry.file)
-        saved = _parse(content)
-        name, findings = _which(saved, stem, bundle.lesson if bundle else "", course)
+        return _opened(entry, stem, course)
     except UserError as error:
-        return Submission(entry, stem, _digest_of(entry.file), unreadable=str(error))
+        return Submission(entry, safe(stem), _digest_of(entry.file), unreadable=str(error))
+    except Exception as error:  # what no reader foresaw: source that no parser takes, say
+        reason = f"cannot be looked through ({type(error).__name__})"
+        return Submission(entry, safe(stem), _digest_of(entry.file), unreadable=reason)
+
+
+def _opened(entry: Entry, stem: str, course: Mapping[str, Lesson]) -> Submission:
+    """`open_one`, which keeps what it raises to this file."""
+    content, digest, bundle = _read(entry)
+    saved = _parse(content)
+    name, findings = _which(saved, stem, bundle.lesson if bundle else "", course)
     lesson = course[name]
     findings += _version(lesson, bundle)
     matched = matching.match(lesson, saved)
@@ -134,9 +153,10 @@ def _stem(file: Path) -> str:
     return file.name.removesuffix(bundles.SUFFIX).removesuffix(".ipynb")
 
 
-def _read(file: Path) -> tuple[bytes, str, bundles.Bundle | None]:
-    if file.is_symlink():
-        raise UserError("a link, not a file")
+def _read(entry: Entry) -> tuple[bytes, str, bundles.Bundle | None]:
+    file = entry.file
+    if any(part.is_symlink() for part in [file, *file.parents][: entry.depth]):
+        raise UserError("a link, not a file of this student's own")
     if file.name.endswith(bundles.SUFFIX):
         bundle = bundles.read(file)
         return bundle.notebook, _digest_of(file), bundle
@@ -149,7 +169,7 @@ def _read(file: Path) -> tuple[bytes, str, bundles.Bundle | None]:
 
 
 def _digest_of(file: Path) -> str:
-    if file.is_symlink() or not file.is_file():
+    if any(part.is_symlink() for part in [file, file.parent]) or not file.is_file():
         return ""
     with file.open("rb") as opened:
         found = hashlib.sha256()

@@ -1,0 +1,100 @@
+"""Hand-ins that nobody foresaw: one of them never stops the others, and links and pried-out inputs gain nothing."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from labkit.grading import grader, outcomes, prying, scores, submissions
+from labkit.grading.outcomes import ExerciseResult, SubmissionResult
+
+
+def result(student: str = "ada", **changes: object) -> SubmissionResult:
+    one = ExerciseResult(student, "00_environment", "rate", 0, 1, "wrong", "too \ud83d small")
+    return SubmissionResult(student, "00_environment", "f.ipynb", (one,), **changes)  # type: ignore[arg-type]
+
+
+def test_half_a_character_is_written_and_read_back(tmp_path):
+    file = outcomes.save(tmp_path, result())
+    assert outcomes.load(file).exercises[0].message == "too ? small"
+
+
+def test_a_result_that_cannot_be_written_becomes_one_that_can(tmp_path, monkeypatch):
+    deep: dict = {}
+    for _ in range(3000):
+        deep = {"a": deep}
+    entry = submissions.Entry("eve", tmp_path / "f.ipynb", "eve/f.ipynb")
+    submission = submissions.Submission(entry, "00_environment", "x", unreadable="no notebook")
+    monkeypatch.setattr(grader, "_unreadable", lambda *_: result("eve", saved_rows=(deep,)))
+    course = grader.Course({}, {}, tmp_path)
+    found = grader._one(course, submission, None, tmp_path, grader.Options(), "digest")
+    assert found.exercises[0].status == "crashed" and not found.made_of
+    assert outcomes.load_all(tmp_path) == [found]
+
+
+@pytest.mark.parametrize(
+    ("name", "safe"),
+    [
+        ("ada", "ada"),
+        ("Jos\udce9", "Jos?"),
+        ("a\nb\x1b[31m", "a?b?[31m"),
+        ("evil\u202e", "evil?"),
+        ("=cmd()", "=cmd()"),
+    ],
+)
+def test_names_are_fit_for_paths_and_terminals(name, safe):
+    assert submissions.safe(name) == safe
+
+
+def test_a_long_name_is_cut_and_stays_its_own():
+    one, two = (submissions.safe("字" * 83 + end) for end in "ab")
+    assert len(one.encode()) <= 120 and one != two
+
+
+def test_a_formula_is_no_formula_in_the_scores(tmp_path):
+    text = scores.write(tmp_path, [result("=HYPERLINK(1)")]).read_text()
+    assert "\n'=HYPERLINK(1)," in text
+
+
+def test_links_are_nobodys_hand_in(tmp_path):
+    real = tmp_path / "in" / "ada"
+    real.mkdir(parents=True)
+    (real / "00_environment.ipynb").write_text("{}")
+    os.symlink("ada", tmp_path / "in" / "eve")
+    (tmp_path / "in" / "mal").mkdir()
+    os.symlink("../ada", tmp_path / "in" / "mal" / "work")
+    found = {e.relative: submissions.open_one(e, {}).unreadable for e in submissions.collect(tmp_path / "in")}
+    assert "link" in found["eve/00_environment.ipynb"] and "link" in found["mal/work/00_environment.ipynb"]
+    assert "link" not in found["ada/00_environment.ipynb"]
+
+
+def test_what_no_parser_takes_is_unreadable(tmp_path, monkeypatch):
+    def fails(*_):
+        raise RecursionError
+
+    monkeypatch.setattr(submissions, "_opened", fails)
+    (tmp_path / "00_environment.ipynb").write_text("{}")
+    entry = submissions.Entry("ada", tmp_path / "00_environment.ipynb", "ada/00_environment.ipynb")
+    assert "RecursionError" in submissions.open_one(entry, {}).unreadable
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(call):\n    return call.__self__.late",
+        "import sys\nsys._getframe(1).f_locals",
+        "from inspect import currentframe",
+        "getattr(call, '__closure__')",
+        "import gc\ngc.get_objects()",
+    ],
+)
+def test_prying_answers_are_found(source):
+    assert prying.found([source])
+
+
+@pytest.mark.parametrize(
+    "source", ["self.frame = 1", "import gc\ngc.collect()", "x = 'the frame f_back of'", "def f(:"]
+)
+def test_other_answers_are_not(source):
+    assert not prying.found([source])
