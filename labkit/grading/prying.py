@@ -12,9 +12,9 @@ from collections.abc import Iterable
 NAMES = frozenset(
     {
         "__closure__", "__code__", "__func__", "__globals__", "__self__", "__subclasses__", "_current_frames",
-        "_getframe", "ag_frame", "cell_contents", "cr_frame", "currentframe", "f_back", "f_builtins", "f_globals", "f_locals",
-        "get_objects", "get_referents", "get_referrers", "getclosurevars", "getouterframes", "gi_frame", "setprofile",
-        "settrace", "tb_frame",
+        "_getframe", "ag_frame", "cell_contents", "cr_frame", "currentframe", "f_back", "f_builtins", "f_globals",
+        "f_locals", "get_objects", "get_referents", "get_referrers", "getclosurevars", "getouterframes", "gi_frame",
+        "setprofile", "settrace", "tb_frame",
     }
 )  # fmt: skip
 

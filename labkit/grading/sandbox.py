@@ -92,7 +92,8 @@ class Sandbox:
             folder = tempfile.mkdtemp(prefix="labkit-unwalled-")
             self._folders.append(folder)
             return wire.Process([sys.executable, "-m", module], _outside(folder, self.threads), folder)
-        command = [*_walls(), *_system(), *_python(), *_course(), *_card(), *_home(self.limits.scratch)]
+        # what lies under /tmp or the home (an environment, the course) is shown after those are made empty
+        command = [*_walls(), *_system(), *_home(self.limits.scratch), *_python(), *_course(), *_card()]
         command += _environment(self.threads)
         return Watched([*command, "--", sys.executable, "-m", module], self.limits.total)
 
