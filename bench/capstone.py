@@ -12,14 +12,13 @@ import argparse
 import fcntl
 import functools
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import apart
 
 LESSON = "12_capstone"
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,6 +52,7 @@ def configurations() -> list[dict[str, Any]]:
     return [*first, *beside[1:]]
 
 
+EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 HOST = {"gradients": "card", "optimizer": "adamw", "stochastic_rounding": False}
 
 
@@ -62,7 +62,7 @@ def measure(arguments: argparse.Namespace) -> None:
 
     if not torch.cuda.is_available():
         raise SystemExit("measure needs a card: without one lesson 12 predicts the peaks")
-    start, out = time.time(), Path(arguments.out)
+    out = Path(arguments.out)
     out.parent.mkdir(parents=True, exist_ok=True)
     chosen = [c for c in configurations() if not arguments.only or arguments.only in c["name"]]
     chosen = [c for c in chosen if c["name"] not in arguments.without.split(";")]
@@ -70,22 +70,14 @@ def measure(arguments: argparse.Namespace) -> None:
         lock = Path(folder, "lock")
         lock.touch()
 
-        def one(configuration: dict[str, Any]) -> str:
-            if time.time() - start > arguments.limit_s:
-                return f"{configuration['name']}: not started, the time is up"
-            paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-            environment = {**os.environ, "PYTHONPATH": paths}
-            if configuration.get("expandable"):
-                environment["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
-            command = [sys.executable, __file__, "one", "--out", str(out), "--lock", str(lock), "--repeats",
-                       str(arguments.repeats), "--row", json.dumps(configuration)]  # fmt: skip
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-            text = done.stdout.strip() or f"{configuration['name']}: code {done.returncode}\n{done.stderr[-1500:]}"
-            return f"[{time.time() - start:5.0f} s] {text}"
-
-        with ThreadPoolExecutor(arguments.jobs) as pool:
-            for text in pool.map(one, chosen):
-                print(text, flush=True)
+        done = apart.run(
+            chosen,
+            lambda row: ["one", "--out", str(out), "--lock", str(lock), "--repeats", str(arguments.repeats), "--row",
+                         json.dumps(row)],
+            jobs=arguments.jobs, seconds=arguments.limit_s, name=lambda row: str(row["name"]),
+            environment=lambda row: EXPANDABLE if row.get("expandable") else {},
+        )  # fmt: skip
+    raise SystemExit(not done)
 
 
 def measure_one(arguments: argparse.Namespace) -> None:

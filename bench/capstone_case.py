@@ -7,14 +7,11 @@ python bench/capstone_case.py quality --out rows.jsonl  # trains each arm with s
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
-import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import apart
 from capstone import BUDGET, ROOT, write
 
 LONGEST = 688  # tokens: four rows of this length just fit 8 GiB, as in the log
@@ -133,19 +130,12 @@ def costs(settings: dict[str, Any], arguments: argparse.Namespace) -> dict[str, 
 def quality(arguments: argparse.Namespace) -> None:
     """The arms side by side, each in its own process; time means nothing here."""
 
-    def one(name: str) -> str:
-        paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        options = {"arm": name, "out": arguments.out, "each": arguments.each, "seeds": arguments.seeds,
-                   "limit-s": arguments.limit_s}  # fmt: skip
-        command = [sys.executable, __file__, "one", *(f"--{key}={value}" for key, value in options.items())]
-        done = subprocess.run(
-            command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False
-        )
-        return done.stdout.strip() or f"{name}: code {done.returncode}\n{done.stderr[-1500:]}"
-
-    with ThreadPoolExecutor(len(QUALITY)) as pool:
-        for text in pool.map(one, QUALITY):
-            print(text, flush=True)
+    options = {"out": arguments.out, "each": arguments.each, "seeds": arguments.seeds, "limit-s": arguments.limit_s}
+    shared = [f"--{key}={value}" for key, value in options.items()]
+    done = apart.run(
+        QUALITY, lambda name: ["one", f"--arm={name}", *shared], jobs=len(QUALITY), seconds=arguments.limit_s
+    )
+    raise SystemExit(not done)
 
 
 def quality_one(arguments: argparse.Namespace) -> None:

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
-import subprocess
-import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import apart
 from capstone import ROOT, write
 
 RECOMMENDED = {
@@ -37,26 +34,17 @@ SMALL = {"batch": 4, "seq": 32, "steps": 25, "held_out": 16, "lr": 1e-3}
 
 def train(arguments: argparse.Namespace) -> None:
     """Every arm with every seed, each in a process of its own; the first arms first."""
-    start = time.time()
     arms = [arm for arm in ARMS if not arguments.only or arguments.only in arm]
     tasks = [(arm, seed) for seed in range(arguments.seeds) for arm in arms]
     tasks.sort(key=lambda task: (list(ARMS).index(task[0]) > 1, task[1]))
 
-    def one(task: tuple[str, int]) -> str:
-        if time.time() - start > arguments.limit_s:
-            return f"{task}: not started, the time is up"
-        command = [sys.executable, __file__, "one", "--out", arguments.out, "--arm", task[0], "--seed", str(task[1])]
-        command += ["--small"] if arguments.small else []
-        paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        done = subprocess.run(
-            command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False
-        )
-        text = done.stdout.strip() or f"{task}: code {done.returncode}\n{done.stderr[-1500:]}"
-        return f"[{time.time() - start:5.0f} s] {text}"
-
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        for text in pool.map(one, tasks):
-            print(text, flush=True)
+    done = apart.run(
+        tasks,
+        lambda task: ["one", "--out", arguments.out, "--arm", task[0], "--seed", str(task[1]),
+                      *(["--small"] if arguments.small else [])],
+        jobs=arguments.jobs, seconds=arguments.limit_s,
+    )  # fmt: skip
+    raise SystemExit(not done)
 
 
 def train_one(arguments: argparse.Namespace) -> None:

@@ -25,6 +25,8 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
+import apart
+
 from labkit import data, models
 from labkit.recipes import blocks, checkpoint_segments, chunked_loss, make_optimizer
 
@@ -721,22 +723,11 @@ def _child(sender: Any, row: dict[str, Any]) -> None:
 
 def measure_apart(rows: list[dict[str, Any]], arguments: Any) -> None:
     """Every row in a process of its own from the start: compilers look for the card while they are imported."""
-    import subprocess
-    from concurrent.futures import ThreadPoolExecutor
-
-    start = time.time()
-
-    def one(row: dict[str, Any]) -> None:
-        if time.time() - start > arguments.limit_s:
-            print(name_of(row), "not begun", flush=True)
-            return
-        command = [sys.executable, __file__, "one", "--out", arguments.out, "--row", json.dumps(row)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            print(name_of(row), done.stderr[-300:], flush=True)
-
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        list(pool.map(one, rows))
+    done = apart.run(
+        rows, lambda row: ["one", "--out", arguments.out, "--row", json.dumps(row)],
+        jobs=arguments.jobs, seconds=arguments.limit_s, name=name_of,
+    )  # fmt: skip
+    raise SystemExit(not done)
 
 
 def measure_here(row: dict[str, Any], out: str) -> None:

@@ -107,7 +107,7 @@ def read(path: Path) -> Bundle:
             return _bundle(archive, path.name)
     except OSError as error:
         raise UserError(f"{path.name}: cannot be read: {error.strerror or error}") from error
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, RuntimeError, EOFError, ValueError) as error:
         # zlib.error, a truncated member, a compression or a version that Python does not know, a broken file name
         raise UserError(f"{path.name}: is no sound zip file ({type(error).__name__})") from error
 

@@ -90,13 +90,8 @@ def training(
     """
     device = torch.device(device)
     torch.manual_seed(0)
-    configuration = configuration_of(model, layers)
-    for name in ("activation_function", "hidden_act"):
-        if getattr(configuration, name, None) == "gelu_new":
-            setattr(configuration, name, activation)
-    for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout"):
-        if hasattr(configuration, name):
-            setattr(configuration, name, 0.0)
+    configuration = models.config(model, use_cache=False)
+    models.adapt(configuration, layers=layers, activation=activation, dropout=0.0)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     network = models.causal_lm(configuration, device=device, dtype=dtype, attention=attention).train()
     draw_weights(network)
@@ -200,16 +195,6 @@ def maker(optimizer: str, *, stochastic_rounding: bool = False, lr: Any = 1e-4) 
     kind = optim.AdamW8bit if optimizer == "adamw8bit" else optim.AdamW4bit
     how = {"block_size": BLOCK, "bf16_stochastic_round": stochastic_rounding}
     return lambda parameters: kind(parameters, lr=lr, **how)
-
-
-def configuration_of(model: str, layers: int | None = None) -> Any:
-    """The configuration of `model` with so many blocks (its own number unless given)."""
-    configuration = models.config(model, use_cache=False)
-    if layers:
-        configuration.num_hidden_layers = layers
-        if getattr(configuration, "layer_types", None):
-            configuration.layer_types = configuration.layer_types[:layers]
-    return configuration
 
 
 def step_of(

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import places
+
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -134,12 +136,7 @@ def _manager_class() -> Any:
 
 
 def _environment(settings: Path) -> dict[str, str]:
-    environment = {**os.environ, "IPYTHONDIR": str(settings), "PYTHONUNBUFFERED": "1"}
-    package = Path(__file__).resolve().parent.parent
-    if "site-packages" not in package.parts:  # run from a checkout: the kernel shall import this very package
-        paths = [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment["PYTHONPATH"] = os.pathsep.join(paths)
-    return environment
+    return places.environment(IPYTHONDIR=str(settings), PYTHONUNBUFFERED="1")
 
 
 def _explain(error: BaseException, timeout: float) -> tuple[str, str | None]:

@@ -95,7 +95,7 @@ def cache_bytes(cache: Any) -> int:
 
 
 def with_cache(model: Any, cache: Any) -> dict[str, Any]:
-    """The arguments that hand `cache` to ``model(...)``: its name changed in transformers 5.2x.
+    """The arguments that hand `cache` to ``model(...)``: ``cache`` in transformers 5.24, ``past_key_values`` in 5.17.
 
     None means no cache.
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -11,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from . import places
 from .results import Report
 
 
@@ -24,10 +24,9 @@ def measure_in_process(build: Any, *, settings: dict[str, Any], **options: Any) 
     with tempfile.TemporaryDirectory(prefix="labkit-") as folder:
         task, answer = Path(folder, "task"), Path(folder, "report.json")
         task.write_bytes(cloudpickle.dumps((build, options)))
-        paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         done = subprocess.run(
             [sys.executable, "-m", "labkit.isolated", str(task), str(answer)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env=places.environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

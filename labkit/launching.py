@@ -29,6 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from . import places
 from .units import UserError
 
 MOST_PROCESSES = 64
@@ -78,9 +79,8 @@ def _command(processes: int, folder: Path) -> list[str]:
 
 
 def _environment(processes: int, extra: dict[str, str] | None) -> dict[str, str]:
-    paths = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     threads = str(max(1, (os.cpu_count() or 1) // processes))
-    return {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONPATH": os.pathsep.join(paths), **(extra or {})}
+    return places.environment(OMP_NUM_THREADS=threads, **(extra or {}))
 
 
 def _run(command: list[str], environment: dict[str, str], timeout: float) -> str:

@@ -87,6 +87,29 @@ def _reason(error: Exception) -> str:
     return line if isinstance(error, (ValueError, OSError)) and line else f"{type(error).__name__}: {line}".rstrip(": ")
 
 
+def adapt(
+    configuration: Any, *, layers: int | None = None, activation: str | None = None, dropout: float | None = None
+) -> Any:
+    """Change a configuration in place, whatever its family calls the fields; returns it. None leaves a field alone.
+
+    `layers` cuts or sets the number of blocks; `activation` takes the place of ``gelu_new``, where that is used;
+    `dropout` is every dropout's probability.
+    """
+    if layers is not None:
+        configuration.num_hidden_layers = layers
+        if getattr(configuration, "layer_types", None):
+            configuration.layer_types = configuration.layer_types[:layers]
+    if activation is not None:
+        for name in ("activation_function", "hidden_act"):
+            if getattr(configuration, name, None) == "gelu_new":
+                setattr(configuration, name, activation)
+    if dropout is not None:
+        for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout", "hidden_dropout"):
+            if hasattr(configuration, name):
+                setattr(configuration, name, dropout)
+    return configuration
+
+
 def positions(configuration: PreTrainedConfig) -> int | None:
     """How many tokens the model's position table holds; None where there is no such limit in the configuration."""
     return getattr(configuration, "max_position_embeddings", None)

@@ -27,6 +27,17 @@ def home() -> Path:
     return here
 
 
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a new Python process that shall import this very package; `more` is added.
+
+    An installed package is found anyway; and its folder, put first, would hide parts of the standard library.
+    """
+    package = Path(__file__).resolve().parents[1]
+    paths = [] if "site-packages" in package.parts else [str(package)]
+    paths += filter(None, [os.environ.get("PYTHONPATH")])
+    return {**os.environ, **({"PYTHONPATH": os.pathsep.join(paths)} if paths else {}), **more}
+
+
 def results_folder() -> Path:
     """Where a lesson writes its rows: ``LABKIT_RUN`` (set by the runner), else ``runs/interactive`` in `home`."""
     if wish := os.environ.get("LABKIT_RUN"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import capstone, machine
+from . import capstone, machine, models
 from .measuring import measure
 from .units import parse_size
 
@@ -28,7 +28,7 @@ def peak_bytes(model: str, *, card: str | None = None, **switches: Any) -> int:
     A model's blocks repeat, so its peak is linear in their number: two models of `DEPTHS` blocks are predicted instead
     of a deep one. A model with few blocks is predicted as it is.
     """
-    layers = int(capstone.configuration_of(model).num_hidden_layers)
+    layers = int(models.config(model).num_hidden_layers)
     found = []
     depths = list(DEPTHS) if layers > 2 * DEPTHS[1] else [layers]
     for depth in depths:

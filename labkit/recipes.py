@@ -110,13 +110,7 @@ class Recipe:
         if not isinstance(vocab, int) or vocab < 1:
             raise UserError(f"{self.model} has a vocabulary of {vocab!r}: at least one token is needed")
         configuration.use_cache = False
-        for name in ("activation_function", "hidden_act"):
-            if getattr(configuration, name, None) == "gelu_new":
-                setattr(configuration, name, self.activation)
-        for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout", "hidden_dropout"):
-            if hasattr(configuration, name):
-                setattr(configuration, name, self.dropout)
-        return configuration
+        return models.adapt(configuration, activation=self.activation, dropout=self.dropout)
 
     def experiment(self) -> Callable[[torch.device], Callable[[], torch.Tensor]]:
         """This recipe as an experiment: a function of a device that builds everything and returns ``step()``."""

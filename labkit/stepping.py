@@ -14,6 +14,7 @@ step brings them back, some at a time, when the norm over all is known.
 
 from __future__ import annotations
 
+import abc
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -42,7 +43,7 @@ def clip_coefficient(norm: torch.Tensor, clip: float) -> torch.Tensor:
     return (clip / (norm + 1e-6)).clamp(max=1.0)
 
 
-class _Arriving:
+class _Arriving(abc.ABC):
     """Calls ``_arrived(parameter)`` of its owner when a gradient is complete. Hooks hold their owner weakly: a strong
     reference would make a circle through C++ that Python's collector does not see."""
 
@@ -56,8 +57,9 @@ class _Arriving:
 
         self._handles = [p.register_post_accumulate_grad_hook(arrived) for p in parameters]
 
+    @abc.abstractmethod
     def _arrived(self, p: torch.Tensor) -> None:
-        raise NotImplementedError(f"{type(self).__name__} must say what happens to a gradient")
+        """What happens to a complete gradient, ``p.grad``."""
 
     def remove(self) -> None:
         """Take the hooks off: from now on backward does what it always does."""

@@ -63,9 +63,9 @@ def test_links_are_nobodys_hand_in(tmp_path):
     (real / "00_environment.ipynb").write_text("{}")
     os.symlink("ada", tmp_path / "in" / "eve")
     (tmp_path / "in" / "mal").mkdir()
-    os.symlink("../ada", tmp_path / "in" / "mal" / "work")
+    os.symlink("../ada", tmp_path / "in" / "mal" / "linked")
     found = {e.relative: submissions.open_one(e, {}).unreadable for e in submissions.collect(tmp_path / "in")}
-    assert "link" in found["eve/00_environment.ipynb"] and "link" in found["mal/work/00_environment.ipynb"]
+    assert "link" in found["eve/00_environment.ipynb"] and "link" in found["mal/linked/00_environment.ipynb"]
     assert "link" not in found["ada/00_environment.ipynb"]
 
 

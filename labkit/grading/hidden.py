@@ -34,6 +34,7 @@ learner's code never runs in.
 
 from __future__ import annotations
 
+import abc
 import ast
 import importlib.util
 import inspect
@@ -62,7 +63,7 @@ def case(given: Any, *, worth: float = 1.0, because: str = "") -> Case:
     return Case(given, worth, because)
 
 
-class Exercise:
+class Exercise(abc.ABC):
     """The hidden test of one code exercise; see the module's text. ``seconds`` is the time that one case may take;
     ``preload`` names modules to import once, before the processes of the answers are forked."""
 
@@ -70,18 +71,18 @@ class Exercise:
     seconds = 20.0
     preload: tuple[str, ...] = ()
 
+    @abc.abstractmethod
     def cases(self, random: randomness.Random) -> Iterable[Case]:
         """The inputs, made from `random`."""
-        raise NotImplementedError(f"{type(self).__name__} has no cases")
 
     @staticmethod
+    @abc.abstractmethod
     def probe(lesson: dict[str, Any], given: Any) -> Any:
         """Run the learner's code on `given` and return plain data. Runs inside the sandbox, from its source alone."""
-        raise NotImplementedError("a hidden test has no probe")
 
+    @abc.abstractmethod
     def judge(self, given: Any, result: Any) -> bool | str:
         """True when `result`, what `probe` returned, is right for `given`; else a sentence that says what is wrong."""
-        raise NotImplementedError(f"{type(self).__name__} has no judge")
 
 
 def load(file: Path) -> dict[str, Exercise]:
@@ -101,6 +102,8 @@ def load(file: Path) -> dict[str, Exercise]:
         if isinstance(kind, type) and issubclass(kind, Exercise) and kind.__module__ == module.__name__ and kind.name:
             if kind.name in found:
                 raise UserError(f"{file.name}: two classes are named {kind.name!r}")
+            if missing := sorted(kind.__abstractmethods__):
+                raise UserError(f"{file.name}: {kind.__name__} has no {', no '.join(missing)}")
             probe_source(kind)
             found[kind.name] = kind()
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import sys
 import time
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .. import places
 from . import wire
 from .inside import PRELUDE_SECONDS
 
@@ -131,9 +131,7 @@ def plain_launch(folder: Path) -> Callable[[], wire.Process]:
     """Starts processes without a sandbox, with the working directory `folder`: for answers that one trusts."""
 
     def launch() -> wire.Process:
-        package = Path(__file__).resolve().parents[2]
-        environment = {**os.environ, "LABKIT_RUN": str(folder / "run"), "OMP_NUM_THREADS": "2"}
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(package), os.environ.get("PYTHONPATH")]))
+        environment = places.environment(LABKIT_RUN=str(folder / "run"), OMP_NUM_THREADS="2")
         return wire.Process([sys.executable, "-m", "labkit.grading.inside"], environment, str(folder))
 
     return launch

@@ -232,9 +232,7 @@ def _environment(threads: int) -> list[str]:
 
 
 def _outside(folder: str, threads: int) -> dict[str, str]:
-    package = str(Path(__file__).resolve().parents[2])
-    more = {"LABKIT_RUN": f"{folder}/run", "LABKIT_HOME": str(places.home()), "OMP_NUM_THREADS": str(threads)}
-    return {**os.environ, **more, "PYTHONPATH": package}
+    return places.environment(LABKIT_RUN=f"{folder}/run", LABKIT_HOME=str(places.home()), OMP_NUM_THREADS=str(threads))
 
 
 def _shown(source: str, target: str) -> list[str]:

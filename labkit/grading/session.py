@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import os
 import shutil
 import sys
 import tempfile
@@ -57,9 +56,7 @@ class Trusted:
         return reply
 
     def _start(self) -> wire.Process:
-        package = Path(__file__).resolve().parents[2]
-        environment = {**os.environ, "LABKIT_RUN": self._scratch, "LABKIT_HOME": str(places.home())}
-        environment |= {"PYTHONPATH": str(package), "OMP_NUM_THREADS": "2"}
+        environment = places.environment(LABKIT_RUN=self._scratch, LABKIT_HOME=str(places.home()), OMP_NUM_THREADS="2")
         command = [sys.executable, "-m", "labkit.grading.trusted", str(self._lesson.resolve())]
         command += [str(self._folder.resolve())] if self._folder else []
         return wire.Process(command, environment, self._scratch)
