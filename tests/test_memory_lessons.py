@@ -156,6 +156,9 @@ def build(device, eight):
 plain = lab.memory.predict(lambda device: build(device, False), trace=False)
 assert "bitsandbytes" not in sys.modules
 eight = lab.memory.predict(lambda device: build(device, True), trace=False)
+assert not eight.notes and eight.band_bytes is None, eight
+again = lab.memory.predict(lambda device: build(device, True), trace=False)
+assert again.first == eight.first and again.steady == eight.steady
 print(plain.steady.allocated_bytes - eight.steady.allocated_bytes)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

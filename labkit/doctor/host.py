@@ -68,6 +68,6 @@ def models() -> Check:
     """Whether the pretrained models that the lessons here name are in data/."""
     missing = fetch.needed_by(sorted((home() / "notebooks").glob("*.ipynb")))
     if missing:
-        return Check("models", WARN, f"{', '.join(missing)} not fetched yet, and a lesson needs it", "labkit fetch")
+        return Check("models", WARN, f"{', '.join(missing)} not fetched yet, and lessons need it", "labkit fetch")
     here = [name for name in fetch.MODELS if fetch.is_here(name)]
     return Check("models", OK, f"{', '.join(here)} in data/" if here else "none fetched, and no lesson here needs one")

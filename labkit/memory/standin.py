@@ -169,9 +169,13 @@ def _answer(stack: ExitStack, ghosts: Ghosts) -> None:
     """Calls that ask for values, and ``torch.compile``."""
     notes = ghosts.notes
 
+    compile_for_good = torch.compile
+
     def compile(model: Any = None, **how: Any) -> Any:
         if model is None:
             return lambda function: compile(function, **how)
+        if _being_imported(model):
+            return compile_for_good(model, **how)
         if how.get("disable") or how.get("backend", "inductor") != "inductor":
             return model
         if how.get("mode") in ("reduce-overhead", "max-autotune"):
@@ -231,6 +235,13 @@ def _answer(stack: ExitStack, ghosts: Ghosts) -> None:
         (torch.nn.Module, "compile", compile_module),
     ):
         _replace(stack, owner, name, value)
+
+
+def _being_imported(code: Any) -> bool:
+    """Whether `code` is a library's own, compiled while the library is imported: no part of the experiment, and there
+    for good."""
+    module = sys.modules.get(getattr(code, "__module__", None) or "")
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
 def _compiled_outside(stack: ExitStack, ghosts: Ghosts) -> None:
