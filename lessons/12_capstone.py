@@ -192,7 +192,8 @@ lab.settle("fits", measured=said, verdict="does not hold" if fits else "holds", 
 
 # %% [markdown]
 # The driver's number is larger than what PyTorch reserved: it includes the CUDA context, some hundred MiB outside the
-# budget. On a card of 8 GB that also draws a screen, take batch 2.
+# budget. A card of 8 GB has less than the budget left for PyTorch, and less again where it draws a screen: there, take
+# a smaller batch.
 #
 # ### The ladder
 #

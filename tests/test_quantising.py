@@ -114,7 +114,8 @@ def test_a_model_of_linear_layers_is_quantised_too() -> None:
 
 
 def test_adapters_train_beside_quantised_blocks(model: Any) -> None:
-    peft = pytest.importorskip("peft")
+    import peft
+
     frozen = quantising.quantise_blocks(copy.deepcopy(model), "nf4")
     tuned = peft.get_peft_model(frozen, peft.LoraConfig(r=4, target_modules=["c_attn"])).train()
     trained = [p for p in tuned.parameters() if p.requires_grad]
