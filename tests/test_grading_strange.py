@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,6 +32,20 @@ def test_a_result_that_cannot_be_written_becomes_one_that_can(tmp_path, monkeypa
     found = grader._one(course, submission, None, tmp_path, grader.Options(), "digest")
     assert found.exercises[0].status == "crashed" and not found.made_of
     assert outcomes.load_all(tmp_path) == [found]
+
+
+def test_an_answer_that_no_parser_takes_costs_its_exercise_alone(tmp_path, monkeypatch):
+    def grade(lesson, task, *_, **__):
+        if task.name == "long":
+            raise RecursionError
+        return ExerciseResult("eve", "x", task.name, 1, 1, "graded", "right")
+
+    monkeypatch.setattr(grader.session, "grade", grade)
+    lesson = SimpleNamespace(name="x", tasks=[SimpleNamespace(name=n, maximum=1, kind="number") for n in ("long", "b")])
+    submission = submissions.Submission(submissions.Entry("eve", tmp_path, "eve/x.ipynb"), "x", "")
+    runner = SimpleNamespace(close=lambda: None)
+    found = [grader._exercise(lesson, t, submission, None, runner, grader.Options()) for t in lesson.tasks]
+    assert [(e.status, e.points) for e in found] == [("error", 0), ("graded", 1)]
 
 
 @pytest.mark.parametrize(

@@ -162,12 +162,7 @@ def _graded(
     setup = sandbox.setup(preload=course.preload[lesson.name])
     runner = Runner(lambda: sandbox.launch("labkit.grading.inside"), setup)
     try:
-        found = [
-            session.grade(
-                lesson, task, submission.sheet, trusted, runner, student=student, seconds=options.answer_seconds
-            )
-            for task in lesson.tasks
-        ]
+        found = [_exercise(lesson, task, submission, trusted, runner, options) for task in lesson.tasks]
     finally:
         runner.close()
         sandbox.close()
@@ -193,6 +188,23 @@ def _graded(
         saved_rows=submission.rows, regenerated_rows=again.rows if again else (), saved_notebook=saved,
         regenerated_notebook=regenerated,
     )  # fmt: skip
+
+
+def _exercise(
+    lesson: lessons.Lesson, task: lessons.Task, submission: Submission, trusted: session.Trusted, runner: Runner,
+    options: Options,
+) -> ExerciseResult:  # fmt: skip
+    """One exercise scored; an answer that cannot even be prepared (an expression that no parser takes, half a
+    character) costs this exercise alone. A sandbox that does not start is no answer's fault, and is raised."""
+    student = submission.entry.student
+    try:
+        return session.grade(
+            lesson, task, submission.sheet, trusted, runner, student=student, seconds=options.answer_seconds
+        )
+    except (UnicodeError, RecursionError, MemoryError) as error:
+        runner.close()
+        reason = f"the answer cannot be run ({type(error).__name__})"
+        return ExerciseResult(student, lesson.name, task.name, 0, task.maximum, "error", reason, kind=task.kind)
 
 
 def ledger_findings(

@@ -83,9 +83,9 @@ class Runner:
             lines_left -= 1
             if bytes_left < 0 or lines_left < 0:
                 raise wire.TooMuch
-            if message.get("token") != token:
-                continue
             kind = message.get("kind")
+            if message.get("token") != token or not isinstance(kind, str):
+                continue
             if kind in ("started", "case"):
                 outcome.started = True
                 deadline = min(last, time.monotonic() + request["seconds"] + GRACE)
@@ -96,7 +96,7 @@ class Runner:
             elif kind == "end":
                 ended = True
             elif kind == "exit":
-                if not ended and not any(m["kind"] == "failed" for m in outcome.values):
+                if not ended and not any(m.get("kind") == "failed" for m in outcome.values):
                     outcome.ending = "crashed"
                     outcome.reason = _signal(message.get("signal"))
                 if message.get("strays"):  # the next exercise shall not share its sandbox with what they do
