@@ -12,19 +12,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from labkit.comparing import identity
+from labkit.contributing import KINDS, settled
 from labkit.results import Ledger
-
-KINDS = ("report", "fact", "claim", "guess")
-
-
-def identity(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What a row is about: two rows with the same answer replace each other."""
-    settings = json.dumps(row.get("settings"), sort_keys=True)
-    return row["lesson"], row["kind"], row.get("name") or row.get("key"), row.get("what"), settings
 
 
 def main(run: str, out: str, add: str = "", remark: str = "") -> None:
@@ -36,7 +29,8 @@ def main(run: str, out: str, add: str = "", remark: str = "") -> None:
     kept = [row for row in rows if row["kind"] in KINDS and (row["kind"] != "claim" or row.get("verdict"))]
     if not kept:
         raise SystemExit(f"{run}: nothing was measured")
-    lines, there = [], set()
+    lines: list[str] = []
+    there: set[tuple[str, ...]] = set()
     if add:
         lines = Path(out).read_text().splitlines()
         there = {identity(json.loads(line)) for line in lines}
@@ -46,9 +40,8 @@ def main(run: str, out: str, add: str = "", remark: str = "") -> None:
             continue
         if row.get("source") == "predicted":  # anybody can draw its timeline again; what a card did, only a card can
             row = {**row, "timeline": None}
-        extra = {"command": f"labkit run {row.get('lesson', '')}".strip(), "driver": machine["driver"]}
-        extra |= {"remark": remark} if remark else {}
-        lines.append(json.dumps({**row, **extra}, ensure_ascii=False))
+        row = settled(row, machine["driver"]) | ({"remark": remark} if remark else {})
+        lines.append(json.dumps(row, ensure_ascii=False))
     Path(out).write_text("\n".join(lines) + "\n")
     print(f"{out}: {len(lines) - before} rows of {machine['card'] or 'a machine without a card'}")
 
