@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -33,8 +33,8 @@ def main(arguments: list[str] | None = None) -> None:
         code = app(arguments, prog_name="labkit", standalone_mode=False)
     except UserError as error:
         _fail(str(error))
-    except KeyboardInterrupt:
-        code = 130
+    except KeyboardInterrupt as error:
+        _leave(f"interrupted: {error}" if str(error) else "interrupted", 130)
     except (BrokenPipeError, SystemExit) as error:  # `labkit predict ... | head` has read enough
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
             raise  # typer makes a SystemExit(1) of the broken pipe
@@ -45,16 +45,21 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         _fail(f"{error.format_message().rstrip('.')} (labkit {_command_of(error)}--help)")
     if code == 130:
-        print("\nlabkit: interrupted", file=sys.stderr)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(130)  # a plain exit dies by SIGINT where the key was hit inside an extension that runs Python code
+        _leave("interrupted", 130)
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _fail(message: str) -> None:
     print(f"labkit: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(2)
+
+
+def _leave(message: str, code: int) -> NoReturn:
+    """End at once: a plain exit waits for threads, and dies by SIGINT where the key was hit inside an extension."""
+    print(f"{chr(10) if code == 130 else ''}labkit: {' '.join(message.split())}", file=sys.stderr)  # after a ^C
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _command_of(error: Any) -> str:
@@ -161,6 +166,51 @@ def report(
 
 
 @app.command()
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="The folder of a run, or a file of rows.")],
+    b: Annotated[
+        Path | None, typer.Argument(metavar="[B]", help="Another one; the reference rows of the same card by default.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Show every line, not only those outside a band.")] = False,
+    page: Annotated[Path | None, typer.Option("--html", help="Write the comparison as a page, too.")] = None,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Two runs side by side, or a run beside data/reference/: ratios, each with its band. Exit code 1 when one differs.
+
+    Example: labkit compare runs/2026-12-01T10-22-t4
+    """
+    from . import comparing, sidebyside
+
+    found = comparing.compare(a, b)
+    print(sidebyside.as_json(found) if as_json else sidebyside.text(found, everything=everything))
+    if page is not None:
+        sidebyside.write(found, page)
+    raise typer.Exit(1 if found.of(comparing.DIFFERS) else 0)
+
+
+@app.command("submit-reference")
+def submit_reference(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run; with --check a file of rows.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write; lessons-<card>.jsonl in the working directory by default.")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Say what is wrong in a file of rows; write nothing.")] = False,
+) -> None:
+    """What your card measured, as rows that others can compare with. Exit code 1 when --check finds a problem.
+
+    Example: labkit submit-reference runs/2026-12-01T10-22-t4
+    """
+    from . import contributing
+
+    if check:
+        found = contributing.check(path)
+        print(contributing.say(found) or f"{path}: nothing is wrong")
+        raise typer.Exit(1 if found else 0)
+    target, count = contributing.submit(path, out)
+    print(f'{target}: {count} rows; put it into data/reference/ (CONTRIBUTING.md, "Add a card preset")')
+
+
+@app.command()
 def predict(
     model: Annotated[
         str | None,
@@ -261,7 +311,7 @@ def grade(
     """
     try:
         from .grading import export as exporting
-        from .grading import grader, summary
+        from .grading import grader, occupied, summary
         from .grading import manual as reading
     except ImportError as error:
         raise UserError(f"grading needs {error.name}: pip install 'gpt2-small-gpu-lab[grading]'") from error
@@ -270,11 +320,17 @@ def grade(
     code = 0
     if submissions is not None:
         options = grader.Options(jobs, not no_sandbox, fresh, exercises_only, timeout)
-        code = grader.grade(submissions, out, hidden=hidden, options=options)
-    said = [reading.sync(out).text()] if manual else []
-    results = grader.finish(out)
-    if export is not None:
-        said.append(exporting.write(out, export, roster, provisional=provisional, results=results).text())
+        try:
+            code = grader.grade(submissions, out, hidden=hidden, options=options)
+        except occupied.Stopped as error:
+            _leave(str(error), 2)  # nobody waits for submissions that are in flight
+    results, said = grader.results(out), []
+    if manual or export is not None:
+        with occupied.only(out):
+            said += [reading.sync(out).text()] if manual else []
+            results = grader.finish(out)
+            if export is not None:
+                said.append(exporting.write(out, export, roster, provisional=provisional, results=results).text())
     print(
         "\n".join([summary.text(results), *said, *(str(out / n) for n in ("scores.csv", "summary.html", "feedback"))])
     )
