@@ -23,6 +23,14 @@ def lesson(name: str = NAME) -> lessons.Lesson:
     return lessons.read(HOME / "lessons" / f"{name}.py")
 
 
+def course(folder: Path) -> Path:
+    """A course of lesson 00 alone, which is read in a tenth of the time."""
+    for part in (f"lessons/{NAME}.py", f"instructor/hidden/{NAME}.py"):
+        (folder / part).parent.mkdir(parents=True, exist_ok=True)
+        (folder / part).write_bytes((HOME / part).read_bytes())
+    return folder
+
+
 @lru_cache
 def solutions(name: str = NAME) -> dict[str, str]:
     """The solved answer cells, by exercise."""

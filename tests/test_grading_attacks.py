@@ -19,7 +19,7 @@ import pytest
 from grading_samples import CODE, HOME, MAXIMUM, NAME, NUMBER, OTHER, WORDS, body, cell, hand_in, notebook, solved
 
 from labkit import bundles, notebooks
-from labkit.grading import grader, outcomes, sandbox
+from labkit.grading import comparing, grader, outcomes, sandbox
 from labkit.grading.outcomes import ExerciseResult, SubmissionResult
 
 pytestmark = pytest.mark.grading
@@ -369,11 +369,11 @@ def test_a_faked_output_of_a_code_exercise_is_compared_with_the_run(
 
 def test_a_forged_number_in_the_ledger_is_said(whole: tuple[Path, dict[str, SubmissionResult]]) -> None:
     rows = whole[1]["right"].regenerated_rows
-    assert grader.ledger_findings(rows, rows, NAME) == ()
+    assert comparing.ledger_findings(rows, rows, NAME) == ()
     forged = [
         {**r, "value": r["value"] / 2} if (r["kind"], r.get("source")) == ("fact", "predicted") else r for r in rows
     ]
-    found = grader.ledger_findings(forged, rows, NAME)
+    found = comparing.ledger_findings(forged, rows, NAME)
     assert found and {f.kind for f in found} == {"ledger"}
 
 

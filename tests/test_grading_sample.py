@@ -27,7 +27,7 @@ from grading_samples import (
     solved,
 )
 
-from labkit.grading import grader, lessons, matching, outcomes, sandbox, session, submissions, wire
+from labkit.grading import grader, intake, lessons, matching, outcomes, sandbox, session, submissions, wire
 from labkit.grading.outcomes import ExerciseResult, SubmissionResult
 from labkit.units import UserError
 
@@ -84,9 +84,9 @@ def test_a_sandbox_shows_neither_lessons_nor_submissions(tmp_path: Path) -> None
 
 def test_nothing_to_grade_and_lessons_without_hidden_tests_are_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="<student>/<lesson>"):
-        submissions.collect(tmp_path)
+        intake.collect(tmp_path)
     with pytest.raises(UserError, match="no folder"):
-        submissions.collect(tmp_path / "nowhere")
+        intake.collect(tmp_path / "nowhere")
     with pytest.raises(UserError, match="no hidden test for honest_timer"):
         lessons.tests(lesson(), tmp_path)
     (tmp_path / f"{NAME}.py").write_text("def broken(:")
@@ -106,9 +106,9 @@ def test_every_lesson_says_what_its_exercises_are() -> None:
 def test_a_score_is_kept_until_something_that_decides_it_changes(tmp_path: Path) -> None:
     (tmp_path / f"{NAME}.py").write_text("# one")
     course = grader.Course({NAME: HOME / "lessons" / f"{NAME}.py"}, {}, tmp_path)
-    before = course.digest(NAME)
+    before = course.made_of(NAME, OPTIONS)
     (tmp_path / f"{NAME}.py").write_text("# another")
-    assert course.digest(NAME) != before
+    assert course.made_of(NAME, OPTIONS) != before
 
 
 def test_results_survive_their_file(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_of_several_files_the_best_is_graded_and_the_others_are_named(tmp_path: 
     hand_in(tmp_path, "ada", notebook(), "old (1).ipynb")
     hand_in(tmp_path, "ada", solved())
     hand_in(tmp_path, "ada", "{", f"sub/{NAME}.ipynb")
-    (one,) = submissions.open_all(submissions.collect(tmp_path), {NAME: lesson()})
+    (one,) = submissions.open_all(intake.collect(tmp_path).entries, {NAME: lesson()})
     assert one.entry.relative == f"ada/{NAME}.ipynb" and not one.unreadable
     assert len([f for f in one.findings if "is not graded" in f.text]) == 2
 

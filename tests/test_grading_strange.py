@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 from types import SimpleNamespace
 
 import pytest
 
-from labkit.grading import grader, outcomes, prying, scores, submissions
+from labkit.grading import grader, intake, outcomes, prying, scores, single, submissions
 from labkit.grading.outcomes import ExerciseResult, SubmissionResult
 
 
@@ -25,11 +26,12 @@ def test_a_result_that_cannot_be_written_becomes_one_that_can(tmp_path, monkeypa
     deep: dict = {}
     for _ in range(3000):
         deep = {"a": deep}
-    entry = submissions.Entry("eve", tmp_path / "f.ipynb", "eve/f.ipynb")
+    entry = intake.Entry("eve", tmp_path / "f.ipynb", "eve/f.ipynb")
     submission = submissions.Submission(entry, "00_environment", "x", unreadable="no notebook")
-    monkeypatch.setattr(grader, "_unreadable", lambda *_: result("eve", saved_rows=(deep,)))
+    monkeypatch.setattr(single, "unreadable", lambda *_: result("eve", saved_rows=(deep,)))
     course = grader.Course({}, {}, tmp_path)
-    found = grader._one(course, submission, None, tmp_path, grader.Options(), "digest")
+    job = grader._Job(submission, {"file": "x"}, tmp_path, tmp_path, grader.Options(), threading.Event())
+    found = grader._one(course, job, None)
     assert found.exercises[0].status == "crashed" and not found.made_of
     assert outcomes.load_all(tmp_path) == [found]
 
@@ -40,11 +42,11 @@ def test_an_answer_that_no_parser_takes_costs_its_exercise_alone(tmp_path, monke
             raise RecursionError
         return ExerciseResult("eve", "x", task.name, 1, 1, "graded", "right")
 
-    monkeypatch.setattr(grader.session, "grade", grade)
+    monkeypatch.setattr(single.session, "grade", grade)
     lesson = SimpleNamespace(name="x", tasks=[SimpleNamespace(name=n, maximum=1, kind="number") for n in ("long", "b")])
-    submission = submissions.Submission(submissions.Entry("eve", tmp_path, "eve/x.ipynb"), "x", "")
+    submission = submissions.Submission(intake.Entry("eve", tmp_path, "eve/x.ipynb"), "x", "")
     runner = SimpleNamespace(close=lambda: None)
-    found = [grader._exercise(lesson, t, submission, None, runner, grader.Options()) for t in lesson.tasks]
+    found = [single.exercise(lesson, t, submission, None, runner, grader.Options()) for t in lesson.tasks]
     assert [(e.status, e.points) for e in found] == [("error", 0), ("graded", 1)]
 
 
@@ -59,11 +61,11 @@ def test_an_answer_that_no_parser_takes_costs_its_exercise_alone(tmp_path, monke
     ],
 )
 def test_names_are_fit_for_paths_and_terminals(name, safe):
-    assert submissions.safe(name) == safe
+    assert intake.safe(name) == safe
 
 
 def test_a_long_name_is_cut_and_stays_its_own():
-    one, two = (submissions.safe("字" * 83 + end) for end in "ab")
+    one, two = (intake.safe("字" * 83 + end) for end in "ab")
     assert len(one.encode()) <= 120 and one != two
 
 
@@ -79,9 +81,13 @@ def test_links_are_nobodys_hand_in(tmp_path):
     os.symlink("ada", tmp_path / "in" / "eve")
     (tmp_path / "in" / "mal").mkdir()
     os.symlink("../ada", tmp_path / "in" / "mal" / "linked")
-    found = {e.relative: submissions.open_one(e, {}).unreadable for e in submissions.collect(tmp_path / "in")}
-    assert "link" in found["eve/00_environment.ipynb"] and "link" in found["mal/linked/00_environment.ipynb"]
-    assert "link" not in found["ada/00_environment.ipynb"]
+    os.symlink("../ada/00_environment.ipynb", tmp_path / "in" / "mal" / "00_environment.ipynb")
+    found = intake.collect(tmp_path / "in")
+    assert [(e.student, "link" in submissions.open_one(e, {}).unreadable) for e in found.entries] == [
+        ("ada", False),
+        ("mal", True),
+    ]
+    assert [(o.path, o.reason.split(";")[0]) for o in found.left_out] == [("eve", "a link"), ("mal/linked", "a link")]
 
 
 def test_what_no_parser_takes_is_unreadable(tmp_path, monkeypatch):
@@ -90,7 +96,7 @@ def test_what_no_parser_takes_is_unreadable(tmp_path, monkeypatch):
 
     monkeypatch.setattr(submissions, "_opened", fails)
     (tmp_path / "00_environment.ipynb").write_text("{}")
-    entry = submissions.Entry("ada", tmp_path / "00_environment.ipynb", "ada/00_environment.ipynb")
+    entry = intake.Entry("ada", tmp_path / "00_environment.ipynb", "ada/00_environment.ipynb")
     assert "RecursionError" in submissions.open_one(entry, {}).unreadable
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from .. import show, summary, verdicts
 from ..units import GiB, KiB, MiB, show_bytes, show_seconds
+from .outcomes import Finding
 
 SAME, CLOSE, DIFFERS = "same", "close", "differs"
 ONLY_SAVED, ONLY_AGAIN, APART = "only handed in", "only run again", "not comparable"
@@ -88,6 +89,19 @@ def where(rows_: Sequence[dict[str, Any]], lesson: str) -> str:
         return ""
     verb = "measured on" if begin.get("source") == "measured" else "predicted for"
     return f"{verb} {str(begin.get('card'))[:60]}, torch {_torch(begin)[:30] or '?'}"
+
+
+def ledger_findings(
+    saved: Sequence[dict[str, Any]], again: Sequence[dict[str, Any]], lesson: str
+) -> tuple[Finding, ...]:
+    """What in a handed-in ledger cannot come from this notebook: memory that was predicted twice for the same card by
+    the same PyTorch, with two results."""
+    pairs = rows(saved, again, lesson) if saved else []
+    wrong = [p for p in pairs if p.flagged and p.kind == "memory" and "must be equal" in p.why]
+    return tuple(
+        Finding("ledger", f"{p.what}: the ledger says {p.saved}, running the notebook gives {p.again}")
+        for p in wrong[:5]
+    )
 
 
 def _judge(one: _Entry, other: _Entry) -> tuple[str, str]:

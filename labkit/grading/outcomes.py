@@ -15,7 +15,7 @@ from typing import Any
 from .. import executing
 from ..units import UserError
 
-SCHEMA = 1  # of a result file; raised when a field changes its meaning
+SCHEMA = 2  # of a result file; raised when a field changes its meaning
 STATUSES = (
     "graded",  # full marks
     "partial",
@@ -77,8 +77,9 @@ class SubmissionResult:
     """Everything that grading found about one student's notebook of one lesson.
 
     Paths are relative to the folder of results (OUT); empty where there is no such file. ``saved_rows`` are the ledger
-    rows of this lesson that were handed in, ``regenerated_rows`` those of the run in the sandbox. ``made_of`` is the
-    digest of the submission and of everything that decides its score.
+    rows of this lesson that were handed in, ``regenerated_rows`` those of the run in the sandbox. ``made_of`` has
+    everything that decides the score, by the names in `keeping.NAMES`; it is empty when grading itself failed.
+    ``folder`` is the folder of submissions.
     """
 
     student: str
@@ -91,7 +92,8 @@ class SubmissionResult:
     regenerated_rows: tuple[dict[str, Any], ...] = ()
     saved_notebook: str = ""
     regenerated_notebook: str = ""
-    made_of: str = ""
+    made_of: dict[str, str] = field(default_factory=dict)
+    folder: str = ""
     schema: int = field(default=SCHEMA)
 
     @property
@@ -117,8 +119,9 @@ class SubmissionResult:
             exercises = tuple(ExerciseResult(**{**e, "notes": tuple(e["notes"])}) for e in row["exercises"])
             findings = tuple(Finding(**f) for f in row["findings"])
             rows = {k: tuple(row[k]) for k in ("saved_rows", "regenerated_rows")}
-            return cls(**{**row, "exercises": exercises, "findings": findings, **rows})
-        except (TypeError, KeyError) as error:
+            made_of = {str(k): str(v) for k, v in row["made_of"].items()}
+            return cls(**{**row, "exercises": exercises, "findings": findings, "made_of": made_of, **rows})
+        except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"not a result of this version: {error}") from error
 
 

@@ -1,38 +1,32 @@
-"""What was handed in: found, opened, and looked through before any of it runs.
+"""What was handed in, opened and looked through before any of it runs.
 
-``SUBMISSIONS/<student>/`` holds notebooks and files made by ``labkit submit``. Each is matched against our own notebook
-of the lesson: given and check cells are replaced by ours, whatever was done to them; only the answer cells and the
-cells that the learner added are taken from it. What was changed, deleted, stripped or faked is found on the way.
+Each file that `intake` found is matched against our own notebook of the lesson: given and check cells are replaced by
+ours, whatever was done to them; only the answer cells and the cells that the learner added are taken from it. What was
+changed, deleted, stripped or faked is found on the way.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from .. import bundles, notebooks
 from ..units import UserError
 from . import matching
+from .intake import Entry, safe
 from .lessons import Lesson
 from .outcomes import Finding
 from .slicing import Cell
 
 FILE_BYTES = 512 * 2**20  # of a notebook; larger is not opened
 OUTPUT_BYTES = 4 * 2**20  # of one cell's saved output that are kept
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A file that was handed in."""
-
-    student: str
-    file: Path
-    relative: str  # to the folder of submissions
-    depth: int = 2  # how many of the last parts of the path lie inside that folder
+MOST_CELLS = 1000  # the largest lesson has fewer than 60
+SOURCE_CHARACTERS = 2 * 10**6  # of all code cells together; a lesson has fewer than 80,000
 
 
 @dataclass(frozen=True)
@@ -57,34 +51,10 @@ class Submission:
     claims: Mapping[str, float] = field(default_factory=dict)
 
 
-def collect(folder: Path) -> list[Entry]:
-    """Every notebook and ``.labkit.zip`` of every student, in order. Raises `UserError` when there are none."""
-    if not folder.is_dir():
-        raise UserError(f"no folder {folder}: submissions are expected as {folder}/<student>/<lesson>.ipynb")
-    found = []
-    for student in sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")):
-        for file in sorted([*student.glob("*"), *student.glob("*/*")]):
-            named = file.name.endswith((".ipynb", bundles.SUFFIX)) and ".ipynb_checkpoints" not in file.parts
-            if named and (file.is_symlink() or file.is_file()):
-                inside = file.relative_to(folder)
-                found.append(Entry(safe(student.name), file, safe(inside.as_posix(), 400), len(inside.parts)))
-    if not found:
-        raise UserError(f"no submissions in {folder}: they are expected as {folder}/<student>/<lesson>.ipynb")
-    return found
-
-
-def safe(name: str, most: int = 120) -> str:
-    """A name as it may stand in a path, a table and a terminal: no half or control characters, at most `most` bytes."""
-    clean = "".join(c if c.isprintable() else "?" for c in name.encode("utf-8", "replace").decode())
-    if len(clean.encode()) <= most:
-        return clean
-    mark = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:8]
-    return f"{clean.encode()[: most - 9].decode('utf-8', 'ignore')}-{mark}"
-
-
 def open_all(entries: Iterable[Entry], course: Mapping[str, Lesson]) -> list[Submission]:
-    """Every entry opened; where a student handed in a lesson more than once, the best of the files with the rest
-    named: one made by ``labkit submit`` before a notebook, the lesson's own name before another, the newest."""
+    """Every entry opened. Of several files of one student for one lesson one is graded, and the rest are named: what
+    can be read before what cannot, a file of ``labkit submit`` before a notebook, the lesson's own name before another,
+    the newest by the files' times, the highest number that a download gave."""
     chosen: dict[tuple[str, str], list[Submission]] = {}
     for entry in entries:
         made = open_one(entry, course)
@@ -92,30 +62,35 @@ def open_all(entries: Iterable[Entry], course: Mapping[str, Lesson]) -> list[Sub
     return [_best(several) for _, several in sorted(chosen.items())]
 
 
+_RULES = ("can be read", "was written by labkit submit", "has the lesson's name", "is newer", "is the later download")
+
+
 def _best(several: list[Submission]) -> Submission:
-    def worth(one: Submission) -> tuple[bool, bool, bool, float]:
-        file = one.entry.file
-        zipped = file.name.endswith(bundles.SUFFIX)
-        return not one.unreadable, zipped, _stem(file) == one.lesson, file.lstat().st_mtime
+    def worth(one: Submission) -> tuple[bool, bool, bool, float, int]:
+        entry = one.entry
+        time = entry.file.lstat().st_mtime
+        return not one.unreadable, entry.bundled, entry.stem == one.lesson, time, entry.copy
 
     several = sorted(several, key=worth)
     best = several[-1]
-    others = tuple(
-        Finding("renamed", f"{o.entry.relative} was handed in, too, and is not graded") for o in several[:-1]
-    )
-    return _replace(best, findings=best.findings + others)
+    others = []
+    for other in several[:-1]:
+        pairs = zip(_RULES, worth(best), worth(other), strict=True)
+        rule = next((rule for rule, ours, theirs in pairs if ours != theirs), "is the last by name")
+        others.append(Finding("renamed", f"{other.entry.relative} is not graded: {best.entry.relative} {rule}"))
+    return dataclasses.replace(best, findings=(*best.findings, *others))
 
 
 def open_one(entry: Entry, course: Mapping[str, Lesson]) -> Submission:
     """One entry, opened and matched. Never raises for what is in the file."""
-    stem = _stem(entry.file)
+    stem = entry.stem
     try:
         return _opened(entry, stem, course)
     except UserError as error:
-        return Submission(entry, safe(stem), _digest_of(entry.file), unreadable=str(error))
+        reason = safe(str(error), 400)
     except Exception as error:  # what no reader foresaw: source that no parser takes, say
         reason = f"cannot be looked through ({type(error).__name__})"
-        return Submission(entry, safe(stem), _digest_of(entry.file), unreadable=reason)
+    return Submission(entry, safe(stem), _digest_of(entry), unreadable=reason)
 
 
 def _opened(entry: Entry, stem: str, course: Mapping[str, Lesson]) -> Submission:
@@ -149,30 +124,27 @@ def order(lesson: Lesson, saved: Any) -> list[Finding]:
     return []
 
 
-def _stem(file: Path) -> str:
-    return file.name.removesuffix(bundles.SUFFIX).removesuffix(".ipynb")
-
-
 def _read(entry: Entry) -> tuple[bytes, str, bundles.Bundle | None]:
     file = entry.file
-    if any(part.is_symlink() for part in [file, *file.parents][: entry.depth]):
+    if entry.linked:
         raise UserError("a link, not a file of this student's own")
-    if file.name.endswith(bundles.SUFFIX):
+    if entry.bundled:
         bundle = bundles.read(file)
-        return bundle.notebook, _digest_of(file), bundle
+        return bundle.notebook, _digest_of(entry), bundle
     try:
         if file.stat().st_size > FILE_BYTES:
             raise UserError(f"larger than {FILE_BYTES // 2**20} MiB")
-        return file.read_bytes(), _digest_of(file), None
+        return file.read_bytes(), _digest_of(entry), None
     except OSError as error:
         raise UserError(f"cannot be read: {error.strerror or error}") from error
 
 
-def _digest_of(file: Path) -> str:
-    if any(part.is_symlink() for part in [file, file.parent]) or not file.is_file():
+def _digest_of(entry: Entry) -> str:
+    """What is in a file, in short; nothing for one that is not to be read, or cannot be."""
+    if entry.linked or not entry.file.is_file():
         return ""
-    with file.open("rb") as opened:
-        found = hashlib.sha256()
+    found = hashlib.sha256()
+    with contextlib.suppress(OSError), entry.file.open("rb") as opened:
         while block := opened.read(2**20):
             found.update(block)
     return found.hexdigest()[:16]
@@ -188,6 +160,9 @@ def _parse(content: bytes) -> Any:
         found = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise UserError("not a notebook: the file is no JSON") from error
+    cells = found.get("cells") if isinstance(found, dict) else None
+    if isinstance(cells, list) and len(cells) > MOST_CELLS:
+        raise UserError(f"a notebook of {len(cells)} cells; at most {MOST_CELLS} are graded")
     try:
         for cell in found["cells"]:
             if len(json.dumps(cell.get("outputs", []))) > OUTPUT_BYTES:
@@ -199,6 +174,8 @@ def _parse(content: bytes) -> Any:
         nbformat.validate(notebook)
     except Exception as error:  # nbformat's own errors, and what a file that is nearly a notebook leads to
         raise UserError(f"not a notebook ({type(error).__name__})") from error
+    if sum(len(cell.source) for cell in notebook.cells if cell.cell_type == "code") > SOURCE_CHARACTERS:
+        raise UserError(f"its code cells hold more than {SOURCE_CHARACTERS} characters")
     if not notebook.cells:
         raise UserError("a notebook without cells")
     return notebook
@@ -235,9 +212,3 @@ def _version(lesson: Lesson, bundle: bundles.Bundle | None) -> list[Finding]:
     if theirs != ours:
         found.append(Finding("version", "made with another version of the course; graded with this one"))
     return found
-
-
-def _replace(submission: Submission, **changes: Any) -> Submission:
-    import dataclasses
-
-    return dataclasses.replace(submission, **changes)

@@ -20,7 +20,8 @@ from ..pages import page, rich, safe, table
 from ..progress import label
 from ..show import number
 from ..units import UserError, show_seconds
-from . import manual, outcomes
+from . import intake, manual, outcomes
+from .intake import LeftOut
 from .outcomes import STATUSES, ExerciseResult, SubmissionResult
 
 PAUSE_SECONDS = 1800.0  # a longer gap between two rows of a ledger is not counted as work
@@ -82,7 +83,7 @@ def write(out: Path) -> Path:
     """
     target = out / "summary.html"
     try:
-        executing.write_text(target, html(manual.apply(out, outcomes.load_all(out))))
+        executing.write_text(target, html(manual.apply(out, outcomes.load_all(out)), intake.load(out)))
     except OSError as error:
         raise UserError(f"cannot write {target}: {error.strerror or error}") from error
     return target
@@ -121,14 +122,15 @@ def worked_seconds(rows: Sequence[dict[str, Any]]) -> float | None:
     return sum(gaps) if gaps else None
 
 
-def html(results: Sequence[SubmissionResult]) -> str:
-    """The page."""
+def html(results: Sequence[SubmissionResult], left_out: Sequence[LeftOut] = ()) -> str:
+    """The page; `left_out` is what was not graded."""
     every = exercises(results)
     lessons = list(dict.fromkeys(e.lesson for e in every))
     sections = [("missed", "Missed most", _missed(every))]
     for lesson in lessons:
         sections.append((lesson, label(lesson), _lesson([e for e in every if e.lesson == lesson], lesson)))
     sections += [
+        ("not-graded", "Not graded", _left_out(left_out)),
         ("noticed", "Noticed about submissions", _findings(results)),
         ("time", "Time", _times(results, lessons)),
         ("students", "Students", _students(results, lessons)),
@@ -216,6 +218,16 @@ def _findings(results: Sequence[SubmissionResult]) -> str:
         )
         tones.append("bad" if kind in ("tampered", "unreadable", "ledger") else "half")
     return table(("", "Kind", "What", "Students"), rows, tones) if rows else ""
+
+
+def _left_out(those: Sequence[LeftOut]) -> str:
+    """Files that nobody graded, with the reason; the same reason about several of one student is one line."""
+    rows = [
+        (safe(student or "–"), "<br>".join(f"<code>{safe(n)}</code>" for n in names), rich(reason))
+        for student, names, reason in intake.grouped(those)
+    ]
+    note = "<p>What lies among the submissions and was not taken for one. It is in no score.</p>"
+    return note + table(("Student", "File", "Why"), rows, ["bad"] * len(rows)) if rows else ""
 
 
 def _times(results: Sequence[SubmissionResult], lessons: Sequence[str]) -> str:
