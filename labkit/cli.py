@@ -33,8 +33,8 @@ def main(arguments: list[str] | None = None) -> None:
         code = app(arguments, prog_name="labkit", standalone_mode=False)
     except UserError as error:
         _fail(str(error))
-    except KeyboardInterrupt as error:
-        _leave(f"interrupted: {error}" if str(error) else "interrupted", 130)
+    except KeyboardInterrupt:
+        code = 130
     except (BrokenPipeError, SystemExit) as error:  # `labkit predict ... | head` has read enough
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
             raise  # typer makes a SystemExit(1) of the broken pipe
@@ -324,6 +324,8 @@ def grade(
             code = grader.grade(submissions, out, hidden=hidden, options=options)
         except occupied.Stopped as error:
             _leave(str(error), 2)  # nobody waits for submissions that are in flight
+        except KeyboardInterrupt as error:
+            _leave(f"interrupted: {error}" if str(error) else "interrupted", 130)
     results, said = grader.results(out), []
     if manual or export is not None:
         with occupied.only(out):
