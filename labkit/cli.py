@@ -103,6 +103,28 @@ def doctor(as_json: Annotated[bool, JSON] = False) -> None:
 
 
 @app.command()
+def diagnose(
+    text: Annotated[
+        str | None, typer.Argument(help="An error text, a question, or the path of a log; - reads standard input.")
+    ] = None,
+    file: Annotated[str | None, typer.Option(metavar="LOG", help="A log of any size; - reads standard input.")] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="A recipe, a Trainer configuration or a report, as JSON or YAML.")
+    ] = None,
+    card: Annotated[str | None, typer.Option(help="The card that it ran on, such as t4 or rtx4090.")] = None,
+    budget: Annotated[str | None, typer.Option(help="The memory that there is, such as 8GiB.")] = None,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """What went wrong, by which evidence, and what to change. Exit code 0, also when no cause is known.
+
+    Example: python train.py 2>&1 | labkit diagnose
+    """
+    from . import diagnosis
+
+    diagnosis.command(text, file, recipe, card, budget, as_json)
+
+
+@app.command()
 def fetch(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME]...", help="What to fetch; all by default.")
@@ -218,16 +240,37 @@ def predict(
     ] = None,
     batch: Annotated[int, typer.Option(help="Sequences in a micro-batch.")] = 8,
     seq: Annotated[int, typer.Option(help="Tokens in a sequence.")] = 1024,
-    precision: Annotated[str, typer.Option(help="fp32, amp-fp16, amp-bf16 or bf16.")] = "fp32",
+    precision: Annotated[
+        str, typer.Option(help="fp32, amp-fp16, amp-bf16, bf16 or fp16 (with an fp32 master copy).")
+    ] = "fp32",
     attention: Annotated[str, typer.Option(help="eager or sdpa.")] = "sdpa",
     checkpoint: Annotated[int, typer.Option(help="0: none; N: every N blocks form one checkpointed segment.")] = 0,
     optimizer: Annotated[
-        str, typer.Option(help="adamw, adamw-fused, adamw-forloop, sgd, sgd-momentum or adam8bit.")
+        str,
+        typer.Option(
+            help="adamw, adamw-fused, adamw-forloop, sgd, sgd-momentum, adam8bit, adamw8bit or adamw4bit (torchao)."
+        ),
     ] = "adamw",
-    loss: Annotated[str, typer.Option(help="full or chunked.")] = "full",
+    loss: Annotated[str, typer.Option(help="full, chunked or in-place.")] = "full",
     activation: Annotated[str, typer.Option(help="gelu_new or gelu_pytorch_tanh.")] = "gelu_new",
     accumulation: Annotated[int, typer.Option(help="Micro-batches in an optimizer step.")] = 1,
     dropout: Annotated[float, typer.Option(help="Residual, embedding and attention dropout.")] = 0.1,
+    loss_chunks: Annotated[int, typer.Option(help="Pieces of a chunked or in-place loss.")] = 8,
+    gradients: Annotated[
+        str,
+        typer.Option(help="card, host, in-backward, in-backward-each-clipped or two-backward-passes."),
+    ] = "card",
+    clip: Annotated[float | None, typer.Option(help="Global norm that gradients are scaled down to.")] = None,
+    stochastic_rounding: Annotated[
+        bool, typer.Option("--stochastic-rounding", help="Of bf16 weights, by adamw8bit and adamw4bit.")
+    ] = False,
+    offload: Annotated[
+        str, typer.Option(help="What the host keeps: none, activations, optimizer or optimizer+gradients.")
+    ] = "none",
+    compile: Annotated[str, typer.Option(help="none, blocks or whole: an estimate with a band.")] = "none",
+    expandable_segments: Annotated[
+        bool, typer.Option("--expandable-segments", help="PYTORCH_ALLOC_CONF=expandable_segments:True.")
+    ] = False,
     card: Annotated[str | None, typer.Option(help="The card to predict for, such as t4, rtx4090 or h200.")] = None,
     budget: Annotated[str | None, typer.Option(help="Cap on reserved memory, such as 8GiB; no cap by default.")] = None,
     recipes: Annotated[
@@ -248,7 +291,9 @@ def predict(
     fields: dict[str, Any] = {
         "model": model or "gpt2", "batch": batch, "seq": seq, "precision": precision, "attention": attention,
         "checkpoint": checkpoint, "optimizer": optimizer, "loss": loss, "activation": activation,
-        "accumulation": accumulation, "dropout": dropout,
+        "accumulation": accumulation, "dropout": dropout, "loss_chunks": loss_chunks, "gradients": gradients,
+        "clip": clip, "stochastic_rounding": stochastic_rounding, "offload": offload, "compile": compile,
+        "expandable_segments": expandable_segments,
     }  # fmt: skip
     predicting.one(fields, card=card, budget=budget, as_json=as_json)
 

@@ -153,7 +153,7 @@ class GradientsOnHost(_Arriving, torch.optim.Optimizer):
         everything = [p for group in chosen for p in group]
         if len(set(everything)) != len(everything):
             raise UserError("a parameter is in two groups: each one must step once")
-        self._groups = [_Group(group, make, most) for group in chosen]
+        self._groups: list[Any] = [self._group(group, make, most) for group in chosen]
         if everything[0].is_cuda:
             torch.cuda.empty_cache()  # the places that the weights left are of other sizes than what comes next
         self._host: dict[Any, torch.Tensor] = {p: part for group in self._groups for p, part in group.host_parts()}
@@ -168,6 +168,9 @@ class GradientsOnHost(_Arriving, torch.optim.Optimizer):
         self.norm: torch.Tensor | None = None
         self._listen(everything)
 
+    def _group(self, members: list[torch.nn.Parameter], make: Make, most: int) -> Group:
+        return Group(members, make, most)
+
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """The groups of all optimizers inside."""
@@ -176,7 +179,7 @@ class GradientsOnHost(_Arriving, torch.optim.Optimizer):
     @property
     def host_bytes(self) -> int:
         """Bytes of gradients that the host holds."""
-        return sum(group.host.numel() * group.host.element_size() for group in self._groups)
+        return sum(group.host.numel() * group.host.element_size() for group in self._groups if group.host is not None)
 
     @torch.no_grad()
     def _arrived(self, p: torch.Tensor) -> None:
@@ -260,10 +263,11 @@ class GradientsOnHost(_Arriving, torch.optim.Optimizer):
             group.optimizer.load_state_dict(state)
 
 
-class _Group:
-    """Parameters in one flat piece of memory; `pieces` of it are what steps, `host` is where gradients wait."""
+class Group:
+    """Parameters in one flat piece of memory; `pieces` of it are what steps, `host` is where gradients wait (None
+    without `buffer`)."""
 
-    def __init__(self, members: list[torch.nn.Parameter], make: Make, most: int):
+    def __init__(self, members: list[torch.nn.Parameter], make: Make, most: int, *, buffer: bool = True):
         first = members[0]
         if any(p.dtype != first.dtype or p.device != first.device for p in members):
             raise UserError("the parameters of a group must have one dtype and lie on one device")
@@ -275,11 +279,17 @@ class _Group:
         for p, part in zip(members, self._parts(flat), strict=True):
             part.copy_(p.detach())
             p.data = part
+        self.count, self.most = count, most
         self.pieces = [torch.nn.Parameter(piece) for piece in flat.split(most)]
-        self.optimizer = make(self.pieces)
-        # one allocation: PyTorch rounds each piece of pinned memory up to a power of two
-        self.host = torch.zeros(count, dtype=first.dtype, device="cpu", pin_memory=first.is_cuda)
-        self.waiting = self.host.split(most)
+        self.optimizer = make(self._stepped())
+        self.host: torch.Tensor | None = None
+        if buffer:  # one allocation: PyTorch rounds each piece of pinned memory up to a power of two
+            self.host = torch.zeros(count, dtype=first.dtype, device="cpu", pin_memory=first.is_cuda)
+            self.waiting = self.host.split(most)
+
+    def _stepped(self) -> list[torch.nn.Parameter]:
+        """What the optimizer is made for."""
+        return self.pieces
 
     def _parts(self, flat: torch.Tensor) -> list[torch.Tensor]:
         return [
@@ -288,6 +298,8 @@ class _Group:
 
     def host_parts(self) -> Iterable[tuple[torch.nn.Parameter, torch.Tensor]]:
         """Each parameter with the place of its gradient."""
+        if self.host is None:
+            return ()
         return zip(self.members, self._parts(self.host), strict=True)
 
     def complete(self, waiting: set[Any]) -> bool:
@@ -299,5 +311,5 @@ class _Group:
         return there > 0
 
 
-def _piece_of(group: _Group, place: int) -> torch.Tensor:
+def _piece_of(group: Group, place: int) -> torch.Tensor:
     return group.waiting[place]

@@ -125,15 +125,21 @@ def test_predict_has_a_flag_for_every_field_of_a_recipe(capsys, quick_prediction
     changed = {
         "model": "gpt2-medium", "batch": 3, "seq": 77, "precision": "bf16", "attention": "eager", "checkpoint": 2,
         "optimizer": "adam8bit", "loss": "chunked", "activation": "gelu_pytorch_tanh", "accumulation": 5,
-        "dropout": 0.3,
+        "dropout": 0.3, "loss_chunks": 4, "gradients": "in-backward-each-clipped", "clip": 0.5,
+        "stochastic_rounding": True, "offload": "activations", "compile": "none", "expandable_segments": True,
     }  # fmt: skip
+    changed |= {"optimizer": "adamw8bit", "accumulation": 1}  # what goes together with these
     assert set(changed) == set(Recipe().to_dict()), "a new recipe field needs a flag in cli.predict and a value here"
-    flags = [text for name, value in changed.items() if name != "model" for text in (f"--{name}", str(value))]
+    flags = []
+    for name, value in changed.items():
+        if name != "model":
+            flags += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     done = _captured("predict", "gpt2-medium", *flags, "--json")
     row = json.loads(done)
     assert {name: row[name] for name in changed} == changed
     for name, value in Recipe().to_dict().items():
-        assert name == "model" or (f"--{name}" in out and f"[default: {value}]" in " ".join(out.split()))
+        assert name == "model" or f"--{name.replace('_', '-')}" in out
+        assert name == "model" or value in (None, False) or f"[default: {value}]" in " ".join(out.split())
 
 
 def _captured(*arguments):

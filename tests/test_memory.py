@@ -101,7 +101,7 @@ def test_a_measured_cell_is_met(row):
 
 def test_the_cells_cover_every_value_of_every_field():
     rows = [json.loads(line) for line in TRUTH.read_text().splitlines()]
-    for field in Recipe().to_dict().keys() - {"batch", "seq"}:
+    for field in rows[0]["recipe"].keys() - {"batch", "seq"}:
         every = {r["recipe"][field] for r in rows if r["status"] == "ok" and r["split"] == "test"}
         assert {r["recipe"][field] for r in cells()} == every
 

@@ -75,7 +75,7 @@ def test_gradients_on_the_host_step_as_usual(micro_batches: int, scheduled: bool
     found, same = trained(lambda m: stepping.GradientsOnHost(stepping.by_block(m), make, clip=0.3), **how)
     assert min(norms) > 0.6  # it does clip
     assert same == pytest.approx(norms, rel=1e-5)
-    assert farthest(usual, found) < 2e-6
+    assert farthest(usual, found) < 4e-6  # sums in another order; which one depends on the processor
     moved, _ = trained(plain, **how)
     assert farthest(usual, moved) > 1e-5  # without clipping it is another training
 
