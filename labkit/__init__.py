@@ -31,6 +31,7 @@ _NAMES = {
     "Recipe": "recipes",
     "Report": "results", "Ledger": "results", "Peaks": "results", "Timing": "results",
     "time_step": "timing",
+    "diagnose": "diagnosis",
     "UserError": "units", "parse_size": "units", "show_bytes": "units", "show_seconds": "units",
     "begin": "lesson", "guess": "lesson", "answer": "lesson", "claim": "lesson", "settle": "lesson", "claims": "lesson",
     "finish": "lesson", "calibration": "lesson",

@@ -1,0 +1,116 @@
+"""What a person wrote, cut into passages, with the concepts that each of them names and does not deny."""
+
+# ruff: noqa: E501 (a pattern stands on one line, where it can be searched for)
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .concepts import CONCEPTS
+from .errors import PREFIX
+from .reading import Reading
+from .rule import compiled
+
+_DENIED = re.compile(
+    r"(?:\bno|\bnot|\bnever|\bwithout|\bzero|\b0|n['’]t|\bavoid(?:s|ed|ing)?|\bprevent(?:s|ed|ing)?|\binstead of|\bnor|\bany|\bno more|"
+    r"\bno longer|\bstopped|\bfixes|\bsolves|\bcures|\bagainst|\bdetected 0|\bfree of)[\s\w,'\"()/-]{0,24}$"
+)
+_ASKED = re.compile(r"\bhow\b|\?|can(?:not|['’]t)|still|unable")
+SOLVED = re.compile(
+    r"\b(?:fix(?:ed|es)|solved|resolved|no longer|not (?:\w+ ){0,4}any ?more|n['’]t (?:\w+ ){0,4}any ?more|went away|(?:is|are|all) gone(?! up)|gone now|disappear\w*|"
+    r"works? (?:now|again|perfectly|great|flawlessly)|now (?:it )?(?:works|fits|runs|trains)|cured|(?:problem|issue|error) (?:is )?(?:over|closed)|"
+    r"did the trick|(?:that|this) (?:helped|worked)(?= for (?:me|us)|[.!,]|$)|thanks,? (?:it|that)|used to)\b"
+)
+_STILL_BROKEN = re.compile(
+    r"\b(?:not|n['’]t|never|isn.?t|wasn.?t|only|partly|partially|should be|supposed(?:ly)? to be|is (?:it|this)|was (?:it|this)|how|until|before|hoping|to get|to be|want|need|can(?:not| it| this)) (?:\w+ ){0,4}(?:fix|solv|resolv|works? now|gone)|"
+    r"(?:fixed|solved) (?:length|size|seed|batch|shape|number|point|seq\w*|width|vocab\w*|lr|learning|sized?|block|window|the same)|"
+    r"(?:no longer|not|n['’]t) (?:\w+ ){0,2}(?:works?|fits?|runs?|trains?|converges?|learns?|match\w*|improves?|loads?|enough|compil\w*|any faster)"
+)
+_SENTENCE = re.compile(r"(?<=[.!?;])\s+(?=\S)|\n{2,}|\n(?=[-*•])")
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A piece of what a person wrote, with the line it begins on and the concepts in it: name -> where it stands."""
+
+    line: int
+    text: str
+    concepts: dict[str, tuple[int, str]]
+
+
+def found_in(text: str) -> dict[str, tuple[int, str]]:
+    """Concept -> (position, words) for those that `text` (lower case) names and does not deny."""
+    found = {}
+    for name, concept in CONCEPTS.items():
+        for match in compiled(concept.pattern).finditer(text):
+            if concept.trouble and _denied(text, match.start()):
+                continue
+            found[name] = (match.start(), match.group())
+            break
+    return found
+
+
+def _denied(text: str, start: int) -> bool:
+    clause = re.split(r"[.;:!?\n]|\bbut\b|\bhowever\b", text[max(0, start - 60) : start])[-1]
+    if not _DENIED.search(clause):
+        return False
+    end = re.search(r"[.!\n]|$", text[start:])
+    sentence = clause + text[start : start + (end.end() if end else 80)]
+    return not _ASKED.search(sentence)
+
+
+def passages(reading: Reading) -> list[Passage]:
+    """What a person wrote in this text, in passages of a few sentences; empty for a log.
+
+    Sentences that tell of a problem that is solved are left out, so that only what is still wrong counts.
+    """
+    if not reading.short:
+        return []
+    blocks: list[tuple[int, str]] = []
+    for number, line in reading.lines():
+        low = line.lower().strip()
+        if not low:
+            blocks.append((number, ""))
+        elif reading.count <= 3 or _prose(low):
+            if blocks and blocks[-1][1] and blocks[-1][0] >= 0:
+                blocks[-1] = (blocks[-1][0], f"{blocks[-1][1]}\n{low}")
+            else:
+                blocks.append((number, low))
+    kept = [(n, s) for n, block in blocks if block for s in _SENTENCE.split(block) if s and s.strip()]
+    open_sentences = [(n, s) for n, s in kept if not _solved(s)]
+    if len(open_sentences) < len(kept):  # what was said before the solution belongs to the solved problem
+        last = max(i for i, (n, s) in enumerate(kept) if _solved(s))
+        tail = _after_solution(kept[last][1])
+        open_sentences = ([(kept[last][0], tail)] if tail else []) + kept[last + 1 :]
+    result = []
+    size = 8 if sum(len(s) for _, s in open_sentences) <= 1400 else 3
+    for start in range(max(1, len(open_sentences) - size + 1)):
+        window = open_sentences[start : start + size]
+        if window:
+            text = " ".join(s for _, s in window)[:1500]
+            result.append(Passage(window[0][0], text, found_in(text)))
+    return result
+
+
+def _solved(sentence: str) -> bool:
+    return bool(SOLVED.search(sentence)) and not _STILL_BROKEN.search(sentence)
+
+
+def _after_solution(sentence: str) -> str:
+    """What follows a contrast in the sentence that tells of a solution: "fixed, but now it is slow"."""
+    parts = re.split(r"\b(?:but|however|yet|though|although|except)\b", sentence, maxsplit=1)
+    return parts[1] if len(parts) > 1 and not _solved(parts[1]) else ""
+
+
+_CODE = re.compile(
+    r"^\s*(?:file \"|traceback|import |from \w[\w.]* import|def |class |>>>|\$ |#|\{|\}|\[|\||\+[-=]|at |-{3,}|={3,}|\^|~|@|%|return |with |for \w+ in|if |else:|try:|except |elif )"
+    r"|^\s*[\w.\[\]]+ ?(?:=|\+=) ?\S|^[\d\-:., ]{8,}|it/s|s/it|\b(?:info|debug|warning)\b *[|:\]-]|\w\(.*\)\s*$|:\d+:|^\s*\S+\s*$"
+)
+
+
+def _prose(low: str) -> bool:
+    """Whether a line reads like a sentence."""
+    if _CODE.search(low) or PREFIX.match(low):
+        return False
+    words = re.findall(r"[a-z][a-z'’-]*", low)
+    return len(words) >= 4 and sum(map(len, words)) >= 0.55 * len(low)
