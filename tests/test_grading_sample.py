@@ -158,9 +158,13 @@ def test_untouched_is_blank_without_any_process() -> None:
     nobody.close()
 
 
-def test_the_seed_of_hidden_inputs_is_the_students_own_and_stays() -> None:
-    seeds = {session.seed_of(s, NAME, e) for s in ("ada", "bob") for e in MAXIMUM}
-    assert len(seeds) == 8 and session.seed_of("ada", NAME, CODE) == session.seed_of("ada", NAME, CODE)
+def test_the_seed_of_hidden_inputs_is_the_students_own_stays_and_is_nobodys_to_know(tmp_path: Path) -> None:
+    key = session.key_of(tmp_path / "out")
+    assert session.key_of(tmp_path / "out") == key != session.key_of(tmp_path / "another")
+    assert (tmp_path / "out" / "seeds.key").stat().st_mode & 0o077 == 0
+    seeds = {session.seed_of(key, s, NAME, e) for s in ("ada", "bob") for e in MAXIMUM}
+    assert len(seeds) == 8 and session.seed_of(key, "ada", NAME, CODE) in seeds
+    assert session.seed_of(b"another", "ada", NAME, CODE) not in seeds
 
 
 def test_of_several_files_the_best_is_graded_and_the_others_are_named(tmp_path: Path) -> None:

@@ -26,44 +26,62 @@ class LargestBatch(hidden.Exercise):
         yield self._fitting(few, random.randint(6, 8) * 1024 * MiB, random.randint(100, 600) * MiB)
         yield self._fitting(random.randint(40, 54), 8192 * MiB, 0)
         budget = random.randint(1, 4) * 1024 * MiB
-        yield hidden.case({"budget": budget, "fixed": 0, "each": budget + random.randint(1, 900) * MiB})
-        yield hidden.case({"budget": budget, "fixed": 0, "each": random.randint(1, 8) * MiB})
+        yield self._case(budget, 0, budget + random.randint(1, 900) * MiB)
+        yield self._case(budget, 0, random.randint(1, 8) * MiB)
 
     @staticmethod
-    def _fitting(batch: int, budget: int, fixed: int) -> hidden.Case:
+    def _case(budget: int, fixed: int, each: int) -> hidden.Case:
+        return hidden.case({"budget": budget, "outside": {"fixed": fixed, "each": each}})
+
+    @classmethod
+    def _fitting(cls, batch: int, budget: int, fixed: int) -> hidden.Case:
         """A case in which `batch` sequences fit with `MARGIN` to spare and one more does not fit without it."""
         least, most = (budget - fixed) / (batch + 1), (budget - fixed - MARGIN) / batch
-        return hidden.case({"budget": budget, "fixed": fixed, "each": int((least + most) / 2)})
+        return cls._case(budget, fixed, int((least + most) / 2))
 
     @staticmethod
-    def probe(lesson: dict[str, Any], given: Any) -> Any:
-        """The batch that was found, and the batches that were measured."""
+    def outside(given: Any) -> Any:
+        """The sizes of the experiment, told for one batch at a time, and the batches that were asked for."""
+
+        class Sizes:
+            def __init__(self) -> None:
+                self.tried: set[int] = set()
+
+            def of(self, batch: int) -> Any:
+                self.tried.add(batch)
+                return given["outside"]["fixed"], batch * given["outside"]["each"]
+
+            def seen(self) -> Any:
+                return sorted(self.tried)
+
+        return Sizes()
+
+    @staticmethod
+    def probe(lesson: dict[str, Any], given: Any, outside: Any) -> Any:
+        """The batch that was found."""
         import torch
 
-        tried = []
-
         def experiment(device: Any, batch: int = 1) -> Any:
-            tried.append(batch)
-            model = torch.empty(given["fixed"], dtype=torch.uint8, device=device)
-            rows = torch.empty(batch * given["each"], dtype=torch.uint8, device=device)
+            fixed, each = outside.of(batch)
+            model = torch.empty(fixed, dtype=torch.uint8, device=device)
+            rows = torch.empty(each, dtype=torch.uint8, device=device)
             return lambda: model.numel() + rows.numel()
 
-        found = lesson["largest_batch"](experiment, given["budget"])
-        return {"found": found, "tried": sorted(set(tried))}
+        return lesson["largest_batch"](experiment, given["budget"])
 
     def judge(self, given: Any, result: Any) -> bool | str:
-        found = result["found"]
+        found, tried, sizes = result["back"], result["seen"], given["outside"]
         if found is None:
             return "returns nothing: is there a `return`?"
         if type(found) not in (int, float):
             return f"returns a {type(found).__name__}; a number of sequences is asked for."
-        if not result["tried"]:
+        if not tried:
             return "measures nothing."
-        right = max(0, min(LARGEST, (given["budget"] - given["fixed"] - MARGIN) // given["each"]))
+        right = max(0, min(LARGEST, (given["budget"] - sizes["fixed"] - MARGIN) // sizes["each"]))
         if found < right:
             return "a larger batch than the one it returns still fits."
         if found > right:
             return "the batch that it returns does not fit."
-        if len(result["tried"]) > MEASUREMENTS:
+        if len(tried) > MEASUREMENTS:
             return f"right, but with more than {MEASUREMENTS} measurements."
         return True

@@ -38,8 +38,29 @@ class InSegmentsOf(hidden.Exercise):
         return {"weights": weights, "every": every, "start": [random.uniform(-1, 1) for _ in range(WIDTH)]}
 
     @staticmethod
-    def probe(lesson: dict[str, Any], given: Any) -> Any:
-        """Small blocks: when each ran in forward and in backward, and the gradients; large ones: the predicted peak."""
+    def outside(given: Any) -> Any:
+        """A diary: which block ran in forward, and which in backward. What stands in it stays."""
+
+        class Diary:
+            def __init__(self) -> None:
+                self.first: list[int] = []
+                self.second: list[int] = []
+                self.page = self.first
+
+            def ran(self, number: int) -> None:
+                self.page.append(number)
+
+            def turn(self) -> None:
+                self.page = self.second
+
+            def seen(self) -> Any:
+                return {"first": self.first, "second": self.second}
+
+        return Diary()
+
+    @staticmethod
+    def probe(lesson: dict[str, Any], given: Any, outside: Any) -> Any:
+        """Small blocks: result and gradients, or that backward fails; large ones: the predicted peak."""
         import torch
 
         import labkit as lab
@@ -53,13 +74,13 @@ class InSegmentsOf(hidden.Exercise):
                 return x
 
         class Small(torch.nn.Module):
-            def __init__(self, number: int, weight: Any, diary: Any) -> None:
+            def __init__(self, number: int, weight: Any) -> None:
                 super().__init__()
-                self.number, self.diary = number, diary
+                self.number = number
                 self.weight = torch.nn.Parameter(torch.tensor(weight))
 
             def forward(self, x: Any) -> Any:
-                self.diary.append(self.number)
+                outside.ran(self.number)
                 return torch.sin(self.weight * x) + 0.3 * x
 
         if "weights" not in given:
@@ -78,38 +99,37 @@ class InSegmentsOf(hidden.Exercise):
             quick = {"repeats": 0, "trace": False, "nearest": False, "record": False, "stateless": True}
             report = lab.measure(experiment, card="h200", **quick)
             return {"tensors": report.steady.requested_bytes / (4 * size)}
-        diary: list[int] = []
-        blocks = [Small(number, weight, diary) for number, weight in enumerate(given["weights"])]
+        blocks = [Small(number, weight) for number, weight in enumerate(given["weights"])]
         start = torch.tensor(given["start"], requires_grad=True)
         out = run(blocks, start, given["every"])
         if not isinstance(out, torch.Tensor):
             return {"kind": type(out).__name__}
-        first = list(diary)
-        diary.clear()
+        outside.turn()
         try:
             out.sum().backward()
         except RuntimeError:
-            return {"kind": "Tensor", "first": first, "second": None}
+            return {"kind": "Tensor", "fails": True}
         gradients = [None if b.weight.grad is None else b.weight.grad.tolist() for b in blocks]
-        return {"kind": "Tensor", "first": first, "second": list(diary), "out": out.tolist(), "gradients": gradients}
+        return {"kind": "Tensor", "fails": False, "out": out.tolist(), "gradients": gradients}
 
     def judge(self, given: Any, result: Any) -> bool | str:
+        back, diary = result["back"], result["seen"]
         if "weights" not in given:
-            return self._memory(given, safely.number(result["tensors"]))
-        if result["kind"] != "Tensor":
+            return self._memory(given, safely.number(back["tensors"]))
+        if back["kind"] != "Tensor":
             return "returns no tensor: is there a `return`?"
         count, every = len(given["weights"]), given["every"]
-        first, second = result["first"], result["second"]
+        first, second = diary["first"], diary["second"]
         if sorted(set(first)) != list(range(count)):
             return "not every block ran."
         if first != list(range(count)):
             return "the blocks did not run once each and in their order."
-        if second is None:
+        if back["fails"] is not False:
             return "backward fails: did other blocks run again?"
         if not second:
             return "nothing is computed again in backward."
         parts = [list(range(at, min(at + every, count))) for at in range(0, count, every)]
-        if not self._close(given, result):
+        if not self._close(given, back):
             return "the result or the gradients are wrong: did other blocks run again?"
         if second != [number for part in reversed(parts) for number in part]:
             return "the blocks that share a checkpoint are not those that were asked for."

@@ -36,18 +36,33 @@ class ClippedInOneGraph(hidden.Exercise):
         yield hidden.case({"limit": limit, "shape": [6, 6], "tensors": many}, because="It has many small elements.")
 
     @staticmethod
-    def probe(lesson: dict[str, Any], given: Any) -> Any:
-        """What comes back for each tensor, as it is and compiled, and how many graphs were traced."""
+    def outside(given: Any) -> Any:
+        """The graphs that were traced, by their number of calls."""
+
+        class Graphs:
+            def __init__(self) -> None:
+                self.calls: list[int] = []
+
+            def traced(self, calls: int) -> None:
+                self.calls.append(calls)
+
+            def seen(self) -> Any:
+                return self.calls
+
+        return Graphs()
+
+    @staticmethod
+    def probe(lesson: dict[str, Any], given: Any, outside: Any) -> Any:
+        """What comes back for each tensor, as it is and compiled."""
         import logging
 
         import torch
 
         torch._logging.set_logs(dynamo=logging.ERROR)
         torch.compiler.reset()
-        graphs = []
 
         def backend(module: Any, inputs: Any) -> Any:
-            graphs.append(sum(node.op == "call_function" or node.op == "call_method" for node in module.graph.nodes))
+            outside.traced(sum(node.op in ("call_function", "call_method") for node in module.graph.nodes))
             return module.forward
 
         function = lesson["clipped_in_one_graph"]
@@ -59,13 +74,14 @@ class ClippedInOneGraph(hidden.Exercise):
                 if not isinstance(got, torch.Tensor):
                     return {"kind": type(got).__name__}
                 found.append({"shape": list(got.shape), "values": got.detach().double().flatten().tolist()})
-        return {"kind": "Tensor", "found": found, "graphs": graphs}
+        return {"kind": "Tensor", "found": found}
 
     def judge(self, given: Any, result: Any) -> bool | str:
-        if result["kind"] != "Tensor":
+        back, graphs = result["back"], result["seen"]
+        if back["kind"] != "Tensor":
             return "returns no tensor: is there a `return`?"
         calls = [numbers for numbers in given["tensors"] for _ in range(2)]
-        for numbers, told in zip(calls, result["found"], strict=True):
+        for numbers, told in zip(calls, back["found"], strict=True):
             norm = math.hypot(*numbers)
             factor = min(1.0, given["limit"] / norm) if norm else 1.0
             got = [safely.plain(x) for x in told["values"]]
@@ -78,8 +94,8 @@ class ClippedInOneGraph(hidden.Exercise):
             ):
                 where = "above" if factor < 1 else "not above"
                 return f"other values than `clipped` where the norm is {where} the limit."
-        if not result["graphs"] or max(result["graphs"]) < 2:
+        if not graphs or max(graphs) < 2:
             return "computes nothing that the compiler could see."
-        if len(result["graphs"]) > 1:
+        if len(graphs) > 1:
             return "the values are right, but there is more than one graph."
         return True

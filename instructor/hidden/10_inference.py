@@ -24,7 +24,8 @@ class Speculate(hidden.Exercise):
             for place in range(right + wrong):
                 slip = random.randint(1, VOCABULARY - 1) if place == right else 0
                 tokens.append((self._next(tokens, factor) + slip) % VOCABULARY)
-            return hidden.case({"text": text, "draft": tokens[len(text) :], "factor": factor}, because=because)
+            given = {"text": text, "draft": tokens[len(text) :], "outside": {"factor": factor}}
+            return hidden.case(given, because=because)
 
         yield draft(random.randint(3, 6), 0, "The whole draft is right.")
         yield draft(0, random.randint(2, 5), "The first token of the draft is wrong.")
@@ -37,27 +38,41 @@ class Speculate(hidden.Exercise):
         return (factor * sum(tokens) + len(tokens)) % VOCABULARY
 
     @staticmethod
-    def probe(lesson: dict[str, Any], given: Any) -> Any:
-        """The count, and how often the model was called."""
+    def outside(given: Any) -> Any:
+        """What the model says of a text, and how often it was asked."""
+
+        class Model:
+            def __init__(self) -> None:
+                self.calls = 0
+
+            def after(self, rows: list[list[int]]) -> Any:
+                self.calls += 1
+                factor = given["outside"]["factor"]
+                return [[(factor * sum(row[: i + 1]) + i + 1) % 97 for i in range(len(row))] for row in rows]
+
+            def seen(self) -> Any:
+                return self.calls
+
+        return Model()
+
+    @staticmethod
+    def probe(lesson: dict[str, Any], given: Any, outside: Any) -> Any:
+        """The count."""
         import types
 
         import torch
 
-        vocabulary, calls = 97, []
-
         def model(input_ids: Any, **more: Any) -> Any:
-            calls.append(1)
-            places = torch.arange(1, input_ids.shape[1] + 1)
-            after = (given["factor"] * input_ids.cumsum(1) + places) % vocabulary
-            scores = torch.nn.functional.one_hot(after, vocabulary).float()
+            after = torch.tensor(outside.after(input_ids.tolist())).reshape(input_ids.shape)
+            scores = torch.nn.functional.one_hot(after, 97).float()
             keep = more.get("logits_to_keep", 0)
             return types.SimpleNamespace(logits=scores[:, -keep:] if keep else scores)
 
         text, draft = (torch.tensor([given[part]]) for part in ("text", "draft"))
-        return {"count": lesson["speculate"](model, text, draft), "calls": len(calls)}
+        return lesson["speculate"](model, text, draft)
 
     def judge(self, given: Any, result: Any) -> bool | str:
-        found = result["count"]
+        found = result["back"]
         while isinstance(found, (list, tuple)) and len(found) == 1:  # a tensor of one number
             found = found[0]
         if found is None:
@@ -66,12 +81,12 @@ class Speculate(hidden.Exercise):
             return f"returns a {type(found).__name__}; a whole number is asked for."
         tokens, right = list(given["text"]), 0
         for token in given["draft"]:
-            if token != self._next(tokens, given["factor"]):
+            if token != self._next(tokens, given["outside"]["factor"]):
                 break
             tokens.append(token)
             right += 1
         if found != right:
             return f"counts too {'many' if found > right else 'few'}."
-        if result["calls"] != 1:
+        if result["seen"] != 1:
             return "the count is right, but the model is called more than once, or not at all."
         return True

@@ -20,8 +20,9 @@ class Greedy(hidden.Exercise):
         names = random.sample(["amp", "segments", "states", "loss", "micro", "host", "bf16", "window"], 6)
 
         def case(savings: list[int], budget: int, because: str, pairs: Any = (), worth: float = 1) -> hidden.Case:
-            given = {"switches": names[: len(savings)], "savings": savings, "pairs": list(pairs)}
-            return hidden.case({**given, "start": 1000, "budget": budget}, worth=worth, because=because)
+            peaks = {"savings": savings, "pairs": list(pairs), "start": 1000}
+            given = {"switches": names[: len(savings)], "budget": budget, "outside": peaks}
+            return hidden.case(given, worth=worth, because=because)
 
         large = random.sample(range(40, 140), 6)
         enough = 1000 - sum(sorted(large)[-3:]) + random.randint(0, 20)
@@ -37,18 +38,28 @@ class Greedy(hidden.Exercise):
         yield case([min(one, two), max(one, two), min(one, two), max(one, two)], 10, "Some switches save the same.")
 
     @staticmethod
-    def probe(lesson: dict[str, Any], given: Any) -> Any:
+    def outside(given: Any) -> Any:
+        """The peak with some switches on."""
+        known = given["outside"]
+
+        class Peaks:
+            def peak(self, on: Any) -> int:
+                taken = [given["switches"].index(name) for name in dict.fromkeys(on)]
+                cost = sum(more for one, other, more in known["pairs"] if one in taken and other in taken)
+                return int(known["start"] - sum(known["savings"][i] for i in taken) + cost)
+
+            def seen(self) -> Any:
+                return None
+
+        return Peaks()
+
+    @staticmethod
+    def probe(lesson: dict[str, Any], given: Any, outside: Any) -> Any:
         """The switches that were taken, in their order."""
-        switches = list(given["switches"])
-
-        def peak(on: Any) -> int:
-            taken = [switches.index(name) for name in dict.fromkeys(on)]
-            cost = sum(more for one, other, more in given["pairs"] if one in taken and other in taken)
-            return given["start"] - sum(given["savings"][i] for i in taken) + cost
-
-        return lesson["greedy"](list(switches), peak, given["budget"])
+        return lesson["greedy"](list(given["switches"]), lambda on: outside.peak(list(on)), given["budget"])
 
     def judge(self, given: Any, result: Any) -> bool | str:
+        result = result["back"]
         if result is None:
             return "returns nothing: is there a `return`?"
         if not isinstance(result, (list, tuple)) or not all(name in given["switches"] for name in result):
@@ -67,10 +78,11 @@ class Greedy(hidden.Exercise):
     @staticmethod
     def _order(given: Any) -> list[str]:
         """The order by hand: the saving of each switch on top of those that are taken, until it fits or none saves."""
-        left, on, peak = list(range(len(given["switches"]))), [], given["start"]
+        known = given["outside"]
+        left, on, peak = list(range(len(given["switches"]))), [], known["start"]
         while peak > given["budget"] and left:
-            extra = {i: given["savings"][i] for i in left}
-            for one, other, more in given["pairs"]:
+            extra = {i: known["savings"][i] for i in left}
+            for one, other, more in known["pairs"]:
                 for mine, theirs in ((one, other), (other, one)):
                     if mine in extra and theirs in on:
                         extra[mine] -= more

@@ -28,6 +28,35 @@ knows of the case is in ``given``. It returns plain data (numbers, inf and nan a
 tensors or arrays); what it raises counts against the answer. ``judge`` runs outside, on that data alone: the expected
 value never enters the sandbox. A sentence that it returns is shown to the student: it must not give the answer away.
 
+What lies in the process of the probe, the answer can read and change: a count of calls that it keeps, a number that an
+argument of the answer hides. What a judge must be able to believe stands outside::
+
+        def cases(self, random):
+            yield hidden.case({"tries": 5, "outside": {"number": random.randint(1, 99)}})
+
+        @staticmethod
+        def outside(given):
+            class Number:
+                def __init__(self):
+                    self.asked = []
+
+                def larger(self, than):
+                    self.asked.append(than)
+                    return given["outside"]["number"] > than
+
+                def seen(self):
+                    return self.asked
+
+            return Number()
+
+        @staticmethod
+        def probe(lesson, given, outside):
+            return lesson["search"](outside.larger, given["tries"])
+
+``outside`` makes an object in another process, of whose inputs the part under the key ``outside`` never enters that of
+the answer. The probe's third argument calls its functions, with plain data. The judge's ``result`` is then a dict:
+``back`` is what the probe returned, ``seen`` what the object's ``seen()`` says of the case in the end.
+
 Numbers, choices and written answers need no class: the lesson's own check cell scores them, in a process that the
 learner's code never runs in.
 """
@@ -40,13 +69,14 @@ import importlib.util
 import inspect
 import random as randomness
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ..units import UserError
 from .outcomes import ExerciseResult
+from .relay import OUTSIDE
 
 
 @dataclass(frozen=True)
@@ -70,6 +100,7 @@ class Exercise(abc.ABC):
     name = ""
     seconds = 20.0
     preload: tuple[str, ...] = ()
+    outside: ClassVar[Callable[[Any], Any] | None] = None
 
     @abc.abstractmethod
     def cases(self, random: randomness.Random) -> Iterable[Case]:
@@ -77,7 +108,7 @@ class Exercise(abc.ABC):
 
     @staticmethod
     @abc.abstractmethod
-    def probe(lesson: dict[str, Any], given: Any) -> Any:
+    def probe(lesson: dict[str, Any], given: Any, *outside: Any) -> Any:
         """Run the learner's code on `given` and return plain data. Runs inside the sandbox, from its source alone."""
 
     @abc.abstractmethod
@@ -104,28 +135,39 @@ def load(file: Path) -> dict[str, Exercise]:
                 raise UserError(f"{file.name}: two classes are named {kind.name!r}")
             if missing := sorted(kind.__abstractmethods__):
                 raise UserError(f"{file.name}: {kind.__name__} has no {', no '.join(missing)}")
-            probe_source(kind)
+            probe_source(kind), outside_source(kind)
             found[kind.name] = kind()
     return found
 
 
 def probe_source(kind: type[Exercise]) -> str:
-    """The source of a class's probe as a function of its own: all of the class that enters the sandbox.
+    """The source of a class's probe as a function of its own: all of the class that enters the answer's process.
 
     Raises `UserError` when the source cannot be had, or names what only exists in the file around it.
     """
+    return _source_of(kind, "probe", ["lesson", "given", *(["outside"] if kind.outside else [])])
+
+
+def outside_source(kind: type[Exercise]) -> str | None:
+    """The source of what a class keeps outside the answer's process; None where it keeps nothing there. Raises as
+    above."""
+    return _source_of(kind, "outside", ["given"]) if kind.outside else None
+
+
+def _source_of(kind: type[Exercise], name: str, arguments: list[str]) -> str:
+    called = getattr(kind, name)
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(kind.probe)))
+        tree = ast.parse(textwrap.dedent(inspect.getsource(called)))
     except (OSError, TypeError, SyntaxError) as error:
-        raise UserError(f"the source of {kind.__name__}.probe cannot be read: {error}") from error
+        raise UserError(f"the source of {kind.__name__}.{name} cannot be read: {error}") from error
     function = tree.body[0]
-    if not isinstance(function, ast.FunctionDef) or len(function.args.args) != 2:
-        raise UserError(f"{kind.__name__}.probe must be a function of (lesson, given)")
+    if not isinstance(function, ast.FunctionDef) or len(function.args.args) != len(arguments):
+        raise UserError(f"{kind.__name__}.{name} must be a function of ({', '.join(arguments)})")
     function.decorator_list = []
-    outside = set(kind.probe.__code__.co_names) & set(kind.probe.__globals__)
-    strangers = sorted(name for name in outside if _loads_global(function, name))
+    outside = set(called.__code__.co_names) & set(called.__globals__)
+    strangers = sorted(stranger for stranger in outside if _loads_global(function, stranger))
     if strangers:
-        raise UserError(f"{kind.__name__}.probe names {', '.join(strangers)}: only its own source enters the sandbox")
+        raise UserError(f"{kind.__name__}.{name} names {', '.join(strangers)}: only its own source is sent away")
     return ast.unparse(function)
 
 
@@ -159,6 +201,15 @@ def try_answer(
     from . import session
 
     return session.trial(lesson, hidden).exercise(exercise, source, seed=seed)
+
+
+def tried(test: Exercise, lesson: dict[str, Any], given: Any) -> Any:
+    """What a judge gets of one case when everything runs in this process: to try a hidden test."""
+    if test.outside is None:
+        return type(test).probe(lesson, given)
+    apart = type(test).outside(given)  # type: ignore[misc]
+    inputs = {k: v for k, v in given.items() if k != OUTSIDE}
+    return {"back": type(test).probe(lesson, inputs, apart), "seen": apart.seen()}
 
 
 def share(cases: Sequence[Case], right: Sequence[bool]) -> float:

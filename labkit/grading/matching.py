@@ -7,10 +7,12 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..units import UserError
 from . import slicing
 from .lessons import Lesson, Task, role
 from .outcomes import Finding
 
+MOST_LINES, MOST_CHARACTERS = 5_000, 300_000  # of code; a lesson has fewer than 2,000 and 80,000
 _ROLE_KEYS = ("grade", "grade_id", "locked", "points", "solution", "task")
 
 
@@ -42,7 +44,12 @@ def likeness(lesson: Lesson, saved: Any) -> float:
 
 
 def match(lesson: Lesson, saved: Any) -> Match:
-    """Lay `saved` beside the lesson's own notebook."""
+    """Lay `saved` beside the lesson's own notebook. Raises `UserError` when it holds more code than can be followed."""
+    code = [c.source for c in saved.cells if c.cell_type == "code"]
+    if sum(1 + source.count("\n") + source.count(";") for source in code) > MOST_LINES:
+        raise UserError(f"more than {MOST_LINES:,} lines of code")
+    if sum(map(len, code)) > MOST_CHARACTERS:
+        raise UserError(f"more than {MOST_CHARACTERS:,} characters of code")
     ours, theirs = lesson.notebook.cells, list(saved.cells)
     pairs = _pairs(lesson, ours, theirs)
     found = Match(copy.deepcopy(lesson.notebook))
@@ -74,22 +81,24 @@ def _pairs(lesson: Lesson, ours: list[Any], theirs: list[Any]) -> dict[str, int]
 
     known = {c.id: c for c in ours}
     sources = {c.id: bare(c.source) for c in ours}
+    saved = [bare(c.source) for c in theirs]
+    alike: dict[str, list[int]] = {}
+    named: dict[str, list[int]] = {}
+    for number, cell in enumerate(theirs):
+        alike.setdefault(saved[number], []).append(number)
+        named.setdefault(_graded(cell) or "", []).append(number)
     for same in (True, False):  # an id whose source fits before one whose source does not
         for number, cell in enumerate(theirs):
             mine = known.get(cell.get("id"))
-            if (
-                mine is not None
-                and mine.cell_type == cell.cell_type
-                and (bare(cell.source) == sources[mine.id]) >= same
-            ):
+            if mine is not None and mine.cell_type == cell.cell_type and (saved[number] == sources[mine.id]) >= same:
                 take(mine.id, [number])
     for cell in ours:
         grade = (cell.metadata.get("nbgrader") or {}).get("grade_id")
         if grade:
-            take(cell.id, [i for i, t in enumerate(theirs) if _graded(t) == grade and t.cell_type == cell.cell_type])
+            take(cell.id, [i for i in named.get(grade, []) if theirs[i].cell_type == cell.cell_type])
     for cell in ours:
         if role(cell) != "answer":
-            take(cell.id, [i for i, t in enumerate(theirs) if bare(t.source) == sources[cell.id]])
+            take(cell.id, alike.get(sources[cell.id], []))
     for task in lesson.tasks:
         if task.answer not in pairs:
             take(task.answer, _by_place(task, ours, theirs, pairs))
@@ -164,9 +173,10 @@ def _assemble(found: Match, theirs: list[Any], pairs: dict[str, int]) -> None:
             while identity in used:
                 identity += "-1"
             used.add(identity)
-            make = {"code": nbformat.v4.new_code_cell, "markdown": nbformat.v4.new_markdown_cell}.get(cell.cell_type)
-            if make:
-                own.setdefault(above, []).append(make(cell.source, id=identity))
+            if cell.cell_type in ("code", "markdown"):
+                made = {"cell_type": cell.cell_type, "id": identity, "metadata": {}, "source": cell.source}
+                made |= {"outputs": [], "execution_count": None} if cell.cell_type == "code" else {}
+                own.setdefault(above, []).append(nbformat.from_dict(made))
     cells = list(own.get("", []))
     for cell in found.notebook.cells:
         if role(cell) == "answer":

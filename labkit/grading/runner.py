@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
 import time
 from collections.abc import Callable
@@ -12,12 +11,22 @@ from typing import Any
 
 from .. import places
 from . import wire
-from .inside import PRELUDE_SECONDS
+from .answering import PRELUDE_SECONDS
+from .relay import RESULTS
 
 START_SECONDS = 180.0
 GRACE = 10.0  # seconds that a process has to stop by itself when its time is up
 MOST_BYTES = 32 * 2**20  # of one exercise's answers
 MOST_LINES = 20_000
+_TEXT, _NUMBER = (str,), (int, type(None))
+_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {  # of each kind of message, with their types
+    "blank": {}, "broken": {"text": _TEXT}, "end": {}, "exit": {}, "flood": {}, "forged": {}, "note": {"text": _TEXT},
+    "failed": {"where": _TEXT, "error": _TEXT, "message": _TEXT, "line": _NUMBER, "mine": (bool,)}, "ready": {},
+    "result": {"value": (object,), "shown": _TEXT}, "started": {}, "tampered": {"text": _TEXT},
+    "uncallable": {"shown": _TEXT}, "undefined": {}, "unreadable": {"text": _TEXT},
+    "value": {"value": (object,), "shown": _TEXT},
+}  # fmt: skip
+_FORGED = "sends something else than an answer"
 
 
 @dataclass
@@ -46,14 +55,17 @@ class Runner:
         self._process: wire.Process | None = None
 
     def run(self, request: dict[str, Any]) -> Outcome:
-        """Run one exercise. Raises `wire.Gone` when the process cannot be started at all."""
-        token = secrets.token_hex(16)
+        """Run one exercise. Raises `wire.Gone` when the process cannot be started at all.
+
+        ``cases`` of the request are sent one by one, each when the result of the one before it has come, together with
+        ``outside``, the source of what must not be in the answer's process.
+        """
         outcome = Outcome()
         process = self._ready()
         began = time.monotonic()
-        process.send({**request, "token": token})
         try:
-            self._listen(process, token, request, outcome)
+            process.send({k: v for k, v in request.items() if k not in ("cases", "outside")})
+            self._listen(process, request, outcome)
         except wire.Late:
             outcome.ending, outcome.reason = "timeout", f"not done after {request['seconds']:g} s"
             self.close()
@@ -71,12 +83,13 @@ class Runner:
         watch = getattr(self._process, "ended", "") if self._process else ""
         return watch or "its process died"
 
-    def _listen(self, process: wire.Process, token: str, request: dict[str, Any], outcome: Outcome) -> None:
+    def _listen(self, process: wire.Process, request: dict[str, Any], outcome: Outcome) -> None:
         bytes_left, lines_left = MOST_BYTES, MOST_LINES
+        cases = [{"given": given, "outside": request.get("outside")} for given in request.get("cases", ())]
+        parts = 1 + len(cases)  # whatever the answer says of itself, it ends at the last of these
         deadline = time.monotonic() + PRELUDE_SECONDS + GRACE
-        parts = 1 + len(request.get("cases", ()))  # whatever the answer says of itself, it ends at the last of these
         last = deadline + parts * (request["seconds"] + GRACE)
-        ended = False
+        asked = ended = broken = False
         while True:
             message = process.receive(deadline, cap=bytes_left)
             bytes_left -= len(str(message))
@@ -84,35 +97,43 @@ class Runner:
             if bytes_left < 0 or lines_left < 0:
                 raise wire.TooMuch
             kind = message.get("kind")
-            if message.get("token") != token or not isinstance(kind, str):
-                continue
-            if kind in ("started", "case"):
+            if not _sound(message):
+                kind = "forged"
+            if kind == "started" and not outcome.started:
                 outcome.started = True
                 deadline = min(last, time.monotonic() + request["seconds"] + GRACE)
-            elif kind == "tampered":
-                outcome.tampered.append(str(message.get("text"))[:200])
-            elif kind == "note":
-                outcome.notes.append(str(message.get("text"))[:200])
+            elif kind in ("tampered", "note"):
+                (outcome.tampered if kind == "tampered" else outcome.notes).append(message["text"][:200])
+            elif kind == "forged":
+                outcome.tampered.append(_FORGED)
+            elif kind == "flood":
+                raise wire.TooMuch
+            elif kind == "broken":
+                outcome.ending, outcome.reason, broken = "crashed", message["text"], True
             elif kind == "end":
                 ended = True
             elif kind == "exit":
-                if not ended and not any(m.get("kind") == "failed" for m in outcome.values):
-                    outcome.ending = "crashed"
-                    outcome.reason = _signal(message.get("signal"))
+                if not broken and not ended and not any(m["kind"] == "failed" for m in outcome.values):
+                    outcome.ending, outcome.reason = "crashed", _signal(message.get("signal"))
                 if message.get("strays"):  # the next exercise shall not share its sandbox with what they do
                     self.close()
                 return
-            else:
+            elif kind not in ("ready", "started"):
                 outcome.values.append(message)
+            if kind == "ready" or (asked and kind in RESULTS):
+                asked = True
+                if kind == "failed" and message["error"] == "timeout":
+                    cases.clear()  # time was up: the next case would only wait again
+                process.send(cases.pop(0) if cases else {"done": True})
+                deadline = min(last, time.monotonic() + request["seconds"] + GRACE)
 
     def _ready(self) -> wire.Process:
         if self._process is None or not self._process.alive:
             self.close()
-            token = secrets.token_hex(16)
             self._process = self._launch()
-            self._process.send({**self._setup, "token": token})
             try:
-                while self._process.receive(time.monotonic() + START_SECONDS).get("token") != token:
+                self._process.send(self._setup)
+                while self._process.receive(time.monotonic() + START_SECONDS).get("kind") != "ready":
                     pass
             except (wire.Late, wire.Gone, wire.TooMuch) as error:
                 said = self._process.said()
@@ -135,6 +156,13 @@ def plain_launch(folder: Path) -> Callable[[], wire.Process]:
         return wire.Process([sys.executable, "-m", "labkit.grading.inside"], environment, str(folder))
 
     return launch
+
+
+def _sound(message: dict[str, Any]) -> bool:
+    """Whether a message is of a kind that there is, with its fields."""
+    kind = message.get("kind")
+    fields = _FIELDS.get(kind) if isinstance(kind, str) else None
+    return fields is not None and all(k in message and isinstance(message[k], t) for k, t in fields.items())
 
 
 def _signal(number: Any) -> str:

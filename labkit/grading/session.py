@@ -8,12 +8,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import hashlib
+import os
+import secrets
 import shutil
 import sys
 import tempfile
 import threading
 import time
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from .slicing import Cell
 
 ASK_SECONDS = 600.0  # the first question may run the lesson's given cells
 ANSWER_SECONDS = 30.0
+SEED_BYTES = 6  # not to be guessed in the time of an exercise, and exact in any program's numbers
 
 
 class Trusted:
@@ -69,9 +72,21 @@ class Trusted:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
 
-def seed_of(student: str, lesson: str, exercise: str) -> int:
-    """The seed of a student's hidden inputs: the same each time the exercise is graded."""
-    return zlib.crc32(f"{student}/{lesson}/{exercise}".encode())
+def key_of(out: Path) -> bytes:
+    """The key of the seeds of everything that is graded into the folder `out`: made once, for its owner's eyes only, so
+    that no student knows the hidden inputs before, and grading again gives the same."""
+    file = out / "seeds.key"
+    with contextlib.suppress(FileExistsError):
+        out.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as made:
+            made.write(secrets.token_hex(32).encode())
+    return file.read_bytes()
+
+
+def seed_of(key: bytes, student: str, lesson: str, exercise: str) -> int:
+    """The seed of a student's hidden inputs: the same each time the exercise is graded with this key."""
+    words = repr((student, lesson, exercise)).encode("utf-8", "replace")
+    return int.from_bytes(hashlib.blake2b(words, key=key[:64], digest_size=SEED_BYTES).digest(), "big")
 
 
 def modules(file: Path, lesson: lessons.Lesson, tests: Mapping[str, hidden.Exercise]) -> list[str]:
@@ -99,7 +114,8 @@ def grade(
     seconds: float = ANSWER_SECONDS,
 ) -> ExerciseResult:
     """Score one exercise of a sheet: the cells handed in, given and check cells being ours. `seconds` is what the
-    answer's cell may take; a hidden test says itself what one of its cases may take."""
+    answer's cell may take; a hidden test says itself what one of its cases may take. `seed` is that of the hidden
+    inputs, one that nobody knows unless given."""
     began = time.monotonic()
     blank = ExerciseResult(student, lesson.name, task.name, 0, task.maximum, "blank", "not answered", kind=task.kind)
     ours = next(c.source for c in lesson.cells if c.id == task.answer)
@@ -114,7 +130,7 @@ def grade(
     ):
         message = f"no points: the answer looks into the process that grades it ({pried})."
         return dataclasses.replace(blank, status="tampered", message=message)
-    seed = seed_of(student, lesson.name, task.name) if seed is None else seed
+    seed = secrets.randbits(8 * SEED_BYTES) if seed is None else seed
     test = trusted.ask("cases", task.name, seed=seed) if task.kind == "code" else None
     outcome = _run(task, sheet, at, test, runner, seconds)
     found = scoring.score(blank, task, outcome, test, trusted.ask, seed)
@@ -137,7 +153,7 @@ def _run(
         "seconds": test["seconds"] if test else seconds,
     }
     if test:
-        request |= {"probe": test["probe"], "cases": [c["given"] for c in test["cases"]]}
+        request |= {"probe": test["probe"], "cases": [c["given"] for c in test["cases"]], "outside": test["outside"]}
     wanted = slicing.keys_of(test["probe"], "lesson") - {task.variable} if test else set()
     with contextlib.suppress(SyntaxError, ValueError, RecursionError):  # running it says what is wrong with it
         wanted |= slicing.needs(sheet[at].source)
@@ -149,6 +165,7 @@ def _run(
     bound = set().union(*(slicing.binds(c.source) for c in sheet[:at] if c.role != "check"))
     if not any(name in bound for m in lost for name in _names_in(str(m.get("message")))):
         return outcome
+    runner.close()  # what is left in its memory knows this run's cases
     whole = [p for p in slicing.everything(sheet, at) if p.cell.role != "answer"]
     return runner.run({**request, "before": running.to_message(whole)})
 

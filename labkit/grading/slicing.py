@@ -8,12 +8,14 @@ raises `NameError`, and the caller runs all cells instead.
 from __future__ import annotations
 
 import ast
+import bisect
 import dataclasses
 import functools
-import re
 import symtable
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from . import sources
 
 ROLES = ("given", "answer", "check", "own")
 
@@ -30,7 +32,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Piece:
-    """The statements (by number) of one cell that have to run; None stands for all of them."""
+    """The statements (by number) of one cell that have to run; None stands for all of them, as it does for each cell
+    with magics."""
 
     cell: Cell
     keep: tuple[int, ...] | None = None
@@ -47,14 +50,6 @@ class _Unit:
     sure: bool  # binds its names whatever happens
 
 
-def python(source: str) -> str:
-    """A cell's source without magics (``%...``, ``!...``), line numbers unchanged."""
-    return "\n".join(
-        re.match(r"\s*", line)[0] + "pass" if line.lstrip().startswith(("%", "!")) else line  # type: ignore[index]
-        for line in source.split("\n")
-    )
-
-
 def keys_of(source: str, name: str) -> set[str]:
     """The constant keys under which `source` looks into the mapping called `name`."""
     found = set()
@@ -67,53 +62,49 @@ def keys_of(source: str, name: str) -> set[str]:
 
 
 def needs(source: str) -> set[str]:
-    """The names that a cell looks up outside itself. Raises `SyntaxError`."""
+    """The names that a cell looks up outside itself. Raises `SyntaxError` when it is no Python."""
+    units = _units_of(source)
+    if units is None:
+        raise SyntaxError("not Python")
     found: set[str] = set()
     bound: set[str] = set()
-    for statement in ast.parse(python(source)).body:
-        unit = _unit(0, 0, statement)
+    for unit in units:
         found |= unit.now - bound
         bound |= unit.binds
-    late = {name for s in ast.parse(python(source)).body for name in _unit(0, 0, s).late}
-    return found | (late - bound)
+    return found | ({name for unit in units for name in unit.late} - bound)
 
 
 def binds(source: str) -> set[str]:
     """The names that a cell gives a value; none where it is no Python."""
-    try:
-        return {name for s in ast.parse(python(source)).body for name in _unit(0, 0, s).binds}
-    except (SyntaxError, ValueError):
-        return set()
+    return {name for unit in _units_of(source) or () for name in unit.binds}
 
 
 def before(cells: Sequence[Cell], at: int, wanted: Iterable[str]) -> list[Piece]:
     """The pieces of the cells above number `at` that the names `wanted` need, in order. Check cells are left out, and
     so are cells that are no Python."""
     units = _units(cells[:at])
+    binders = _Binders(units)
     chosen: set[int] = set()
     queue = [(name, len(units)) for name in wanted]
-    asked = set(queue)
     while queue:
         name, end = queue.pop()
-        for index in _binders(units, name, end):
-            if index in chosen:
-                continue
-            chosen.add(index)
-            unit = units[index]
-            later = [(n, index) for n in unit.now] + [(n, len(units)) for n in unit.late]
-            queue += [item for item in later if item not in asked]
-            asked.update(later)
+        for index in binders.new(name, end):
+            if index not in chosen:
+                chosen.add(index)
+                queue += [(n, index) for n in units[index].now]
+                queue += [(n, len(units)) for n in units[index].late]
     kept: dict[int, list[int]] = {}
     for index in sorted(chosen):
         kept.setdefault(units[index].cell, []).append(units[index].statement)
-    return [Piece(cells[cell], tuple(statements)) for cell, statements in kept.items()]
+    plain = {cell: sources.outline(cells[cell].source)[1] for cell in kept}
+    return [Piece(cells[cell], tuple(found) if plain[cell] else None) for cell, found in kept.items()]
 
 
 def imports(pieces: Iterable[Piece]) -> set[str]:
     """The modules that pieces import at their top level."""
     found = set()
     for piece in pieces:
-        statements = ast.parse(python(piece.cell.source)).body
+        statements = ast.parse(sources.outline(piece.cell.source)[0]).body
         for node in statements if piece.keep is None else [statements[i] for i in piece.keep]:
             if isinstance(node, ast.Import):
                 found |= {alias.name for alias in node.names}
@@ -129,39 +120,60 @@ def everything(cells: Sequence[Cell], at: int) -> list[Piece]:
     return [Piece(cell) for cell in cells[:at] if cell.role != "check"]
 
 
-def _binders(units: list[_Unit], name: str, end: int) -> list[int]:
-    """The statements before `end` that decide what `name` is there: the last that surely binds it, and after that all
-    that may change it."""
-    found = []
-    for index in range(end - 1, -1, -1):
-        unit = units[index]
-        if name in unit.binds or name in unit.touches:
+class _Binders:
+    """The statements that decide what a name is at a place: the last above it that surely binds the name, and after
+    that all that may change it. Each is given once for each name, so that asking often costs no more than once."""
+
+    def __init__(self, units: Sequence[_Unit]):
+        self._units, self._given = units, set[tuple[str, int]]()
+        self._places: dict[str, list[int]] = {}
+        for index, unit in enumerate(units):
+            for name in unit.binds | unit.touches:
+                self._places.setdefault(name, []).append(index)
+
+    def new(self, name: str, end: int) -> list[int]:
+        """Those before the statement `end` that were not given yet."""
+        places, found = self._places.get(name, []), []
+        for at in range(bisect.bisect_left(places, end) - 1, -1, -1):
+            index = places[at]
+            if (name, index) in self._given:
+                break  # what lies above it was given with it
+            self._given.add((name, index))
             found.append(index)
-        if name in unit.binds and unit.sure:
-            break
-    return found
+            if name in self._units[index].binds and self._units[index].sure:
+                break
+        return found
 
 
 def _units(cells: Sequence[Cell]) -> list[_Unit]:
     found = []
     for number, cell in enumerate(cells):
         if cell.role != "check":
-            found += [dataclasses.replace(unit, cell=number) for unit in _units_of(cell.source)]
+            found += [dataclasses.replace(unit, cell=number) for unit in _units_of(cell.source) or ()]
     return found
 
 
-@functools.lru_cache(maxsize=4096)
-def _units_of(source: str) -> tuple[_Unit, ...]:
-    """The statements of a cell, as if it were the first; none where it is no Python."""
+@functools.lru_cache(maxsize=1024)
+def _units_of(source: str) -> tuple[_Unit, ...] | None:
+    """The statements of a cell, as if it were the first; None where it is no Python."""
     try:
-        statements = ast.parse(python(source)).body
-    except (SyntaxError, ValueError):
-        return ()
-    return tuple(_unit(0, place, statement) for place, statement in enumerate(statements))
+        text = sources.outline(source)[0]
+        statements, lines = ast.parse(text).body, text.split("\n")
+        return tuple(_unit(place, statement, _text(statement, lines)) for place, statement in enumerate(statements))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
 
 
-def _unit(cell: int, place: int, statement: ast.stmt) -> _Unit:
-    table = symtable.symtable(ast.unparse(statement), "<cell>", "exec")
+def _text(statement: ast.stmt, lines: Sequence[str]) -> str:
+    """A statement's source: its lines where they are its own."""
+    first = min([statement.lineno, *(d.lineno for d in getattr(statement, "decorator_list", ()))])
+    own = lines[first - 1 : statement.end_lineno]
+    shared = statement.col_offset or ";" in own[0] or ";" in own[-1]
+    return ast.unparse(statement) if shared else "\n".join(own)
+
+
+def _unit(place: int, statement: ast.stmt, text: str) -> _Unit:
+    table = symtable.symtable(text, "<cell>", "exec")
     binds: set[str] = set()
     now: set[str] = set()
     late: set[str] = set()
@@ -178,9 +190,7 @@ def _unit(cell: int, place: int, statement: ast.stmt) -> _Unit:
     )
     if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
         now.add(statement.target.id)
-    return _Unit(
-        cell, place, frozenset(binds), frozenset(_touched(statement)), frozenset(now), frozenset(late), sure
-    )  # fmt: skip
+    return _Unit(0, place, frozenset(binds), frozenset(_touched(statement)), frozenset(now), frozenset(late), sure)
 
 
 def _inner(table: symtable.SymbolTable, binds: set[str], now: set[str], late: set[str], immediate: bool) -> None:

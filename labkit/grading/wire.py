@@ -10,10 +10,12 @@ import select
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from typing import Any
 
 LINE_CAP = 16 * 2**20  # bytes of one message
 READ = 2**16
+SEND_SECONDS = 60.0  # that a process has to take a message
 
 
 class Late(Exception):
@@ -82,7 +84,13 @@ class Process:
     It leads a process group of its own, so that `kill` takes what it has started, too.
     """
 
-    def __init__(self, command: list[str], environment: dict[str, str] | None = None, cwd: str | None = None):
+    def __init__(
+        self,
+        command: list[str],
+        environment: dict[str, str] | None = None,
+        cwd: str | None = None,
+        pass_fds: Sequence[int] = (),
+    ):
         self.popen = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -90,21 +98,28 @@ class Process:
             stderr=subprocess.PIPE,
             env=environment,
             cwd=cwd,
+            pass_fds=pass_fds,
             start_new_session=True,
         )
-        assert self.popen.stdout is not None and self.popen.stderr is not None
+        assert self.popen.stdin is not None and self.popen.stdout is not None and self.popen.stderr is not None
         self._buffer = b""
         self._errors = b""
-        for pipe in (self.popen.stdout, self.popen.stderr):
+        for pipe in (self.popen.stdin, self.popen.stdout, self.popen.stderr):
             os.set_blocking(pipe.fileno(), False)
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Write one message. Raises `Gone` when nobody reads."""
+    def send(self, message: dict[str, Any], seconds: float = SEND_SECONDS) -> None:
+        """Write one message. Raises `Gone` when nobody reads any more, `Late` when nobody does for so long."""
         assert self.popen.stdin is not None
+        deadline = time.monotonic() + seconds
+        rest = memoryview(json.dumps(message).encode() + b"\n")
         try:
-            self.popen.stdin.write(json.dumps(message).encode() + b"\n")
-            self.popen.stdin.flush()
-        except (BrokenPipeError, OSError, ValueError) as error:
+            pipe = self.popen.stdin.fileno()
+            while rest:
+                _, ready, _ = select.select([], [pipe], [], max(0.0, deadline - time.monotonic()))
+                if not ready:
+                    raise Late
+                rest = rest[os.write(pipe, rest[:READ]) :]
+        except (OSError, ValueError) as error:
             raise Gone(str(error)) from error
 
     def receive(self, deadline: float, cap: int = LINE_CAP) -> dict[str, Any]:
@@ -114,9 +129,9 @@ class Process:
             line, found, rest = self._buffer.partition(b"\n")
             if found:
                 self._buffer = rest
-                message = _object(line)
-                if message is not None:
-                    return message
+                said = message(line)
+                if said is not None:
+                    return said
                 continue
             if len(self._buffer) > cap:
                 raise TooMuch(f"more than {cap} bytes")
@@ -165,7 +180,8 @@ class Process:
         return self.popen.poll() is None
 
 
-def _object(line: bytes) -> dict[str, Any] | None:
+def message(line: bytes) -> dict[str, Any] | None:
+    """A line as a message; None where it is no JSON object."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
