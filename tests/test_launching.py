@@ -3,41 +3,80 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from labkit import launching
 from labkit.units import UserError
 
-pytestmark = pytest.mark.slow
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[launching.Ranks]:
+    """Two processes for all tests; a test that ends them leaves the next one new ones."""
+    with launching.Ranks(2, environment={"NCCL_NVLS_ENABLE": "1", "SAID": "so"}) as started:
+        yield started
 
 
-def summed(start: float) -> dict[str, float]:
+def gone(pid: int) -> bool:
+    """Whether a process has ended."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "Z"
+
+
+def summed(start: float) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    dist.init_process_group("gloo")
+    first = not dist.is_initialized()
+    if first:
+        dist.init_process_group("gloo")
     x = torch.tensor([start + dist.get_rank()])
     dist.all_reduce(x)
-    return {"sum": x.item(), "world": dist.get_world_size()}
+    return {"sum": x.item(), "world": dist.get_world_size(), "first": first}
 
 
-def test_each_rank_returns_its_row():
-    assert launching.torchrun(summed, processes=2, start=1.0) == [
-        {"rank": 0, "sum": 3.0, "world": 2},
-        {"rank": 1, "sum": 3.0, "world": 2},
-    ]
+@pytest.mark.slow
+def test_each_rank_returns_its_row_and_keeps_its_process_group(ranks: launching.Ranks) -> None:
+    for first in (True, False):
+        assert ranks.run(summed, start=1.0) == [
+            {"rank": 0, "sum": 3.0, "world": 2, "first": first},
+            {"rank": 1, "sum": 3.0, "world": 2, "first": first},
+        ]
 
 
-def test_a_function_of_a_notebook_travels_by_value():
-    names: dict = {}
+@pytest.mark.slow
+def test_a_function_of_a_notebook_travels_by_value(ranks: launching.Ranks) -> None:
+    names: dict[str, Any] = {}
     exec("factor = 3\ndef worker(x):\n    import os\n    return {'y': factor * x + int(os.environ['RANK'])}", names)
     names["worker"].__module__ = "__main__"
-    assert [row["y"] for row in launching.torchrun(names["worker"], processes=2, x=5)] == [15, 16]
+    assert [row["y"] for row in ranks.run(names["worker"], x=5)] == [15, 16]
 
 
-def test_the_rank_that_fails_first_is_named():
+@pytest.mark.slow
+def test_the_environment_is_handed_on_and_multicast_is_off_unless_somebody_set_it(ranks: launching.Ranks) -> None:
+    def worker() -> dict[str, Any]:
+        import os
+
+        return {name: os.environ.get(name) for name in (*wanted, "SAID", "LABKIT_RANKS_KEY")}
+
+    wanted = list(launching.NO_MULTICAST)
+    given = os.environ.get("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+    for row in ranks.run(worker):
+        assert [row[name] for name in wanted] == ["1", given, os.environ.get("NVSHMEM_DISABLE_NVLS", "1")]
+        assert (row["SAID"], row["LABKIT_RANKS_KEY"]) == ("so", None)
+
+
+@pytest.mark.slow
+def test_the_rank_that_fails_first_is_named_and_the_others_are_not_waited_for(ranks: launching.Ranks) -> None:
     def worker() -> None:
         import os
         import time
@@ -47,39 +86,64 @@ def test_the_rank_that_fails_first_is_named():
         time.sleep(60)
 
     start = time.monotonic()
-    with pytest.raises(RuntimeError, match=r"rank 1 of 2 failed: ValueError: no such layer"):
-        launching.torchrun(worker, processes=2)
-    assert time.monotonic() - start < 50  # rank 0 was not waited for
+    with pytest.raises(launching.RankError, match=r"rank 1 of 2 failed: ValueError: no such layer") as error:
+        ranks.run(worker)
+    assert error.value.rank == 1
+    assert time.monotonic() - start < 50
 
 
-def test_a_process_that_dies_is_said():
+@pytest.mark.slow
+def test_ranks_that_hang_are_ended_and_it_is_said_where_they_were(ranks: launching.Ranks) -> None:
+    def pid() -> dict[str, int]:
+        import os
+
+        return {"pid": os.getpid()}
+
+    def uneven() -> dict[str, Any]:
+        import os
+
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        if os.environ["RANK"] == "0":  # the other rank never comes
+            dist.all_reduce(torch.zeros(1))
+        return {}
+
+    pids = [row["pid"] for row in ranks.run(pid)]  # new processes: the last test has ended the old ones
+    with pytest.raises(TimeoutError, match=r"rank 0 of 2 not done after 3 s(.|\n)*rank 0 was at .*all_reduce.*uneven"):
+        ranks.run(uneven, timeout=3)
+    assert all(map(gone, pids))
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_said() -> None:
     def worker() -> None:
         import os
 
+        print("the last words", flush=True)
         os._exit(3)
 
-    with pytest.raises(RuntimeError, match="rank-0 ended without a result"):
+    with pytest.raises(launching.RankError, match="rank 0 ended without a result(.|\n)*exitcode *: 3"):
         launching.torchrun(worker, processes=1)
 
 
-def test_a_job_that_hangs_is_ended_with_its_workers(tmp_path):
-    file = tmp_path / "pid"
-
-    def worker(file: str) -> None:
-        import os
-        import time
-        from pathlib import Path
-
-        Path(file).write_text(str(os.getpid()))
-        time.sleep(600)
-
-    with pytest.raises(TimeoutError, match="not done after 45 s"):
-        launching.torchrun(worker, processes=1, timeout=45, file=str(file))
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(file.read_text()), 0)
+@pytest.mark.slow
+def test_ranks_end_with_the_process_that_started_them() -> None:
+    code = (
+        "from labkit import launching; ranks = launching.Ranks(1)\n"
+        "def worker():\n    import os\n    return {'pid': os.getpid()}\n"
+        "print(ranks.run(worker)[0]['pid'], flush=True)\nimport os; os._exit(0)"
+    )
+    environment = launching.environment()
+    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    end = time.monotonic() + 10
+    while time.monotonic() < end and not gone(int(said.stdout)):
+        time.sleep(0.1)
+    assert gone(int(said.stdout))
 
 
 @pytest.mark.parametrize("processes", [0, 65, 1.0, True, "2"])
-def test_a_number_of_processes_that_is_none(processes):
+def test_a_number_of_processes_that_is_none(processes: Any) -> None:
     with pytest.raises(UserError, match="whole number"):
         launching.torchrun(summed, processes=processes, start=0.0)
