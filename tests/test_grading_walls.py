@@ -131,7 +131,7 @@ def test_all_processes_end_with_the_sandbox(runner: Runner) -> None:
     seen(runner, "seen = 1")
     process = runner._process
     assert process is not None
-    total, count = sandbox._private_bytes(process.popen.pid)
+    total, count = sandbox._taken(process.popen.pid)
     assert total > 0 and count > 1
     runner.close()
-    assert sandbox._private_bytes(process.popen.pid) == (0, 1)
+    assert sandbox._taken(process.popen.pid) == (0, 1)

@@ -1,12 +1,16 @@
 """A sandbox for what learners wrote: bubblewrap, an unprivileged user, limits, no network, and nothing to see.
 
 Inside there are the system's libraries, this Python, ``/course`` with `labkit` and ``data/``, and an empty home in
-memory: no lessons, no hidden tests, no other submissions, no grades. All processes end with the sandbox. Limits of a
-process do not bind root: where the grader runs as root, the first thing inside is to become another user.
+memory: no lessons, no hidden tests, no other submissions, no grades. ``/usr`` is shown whole: it holds what a
+distribution installs, which is no secret, and libraries load each other from all over it; where the course or a folder
+of the grader's lies below it, or below this Python's own folders, an empty one is put in its place. All processes end
+with the sandbox. Limits of a process do not bind root: where the grader runs as root, the first thing inside is to
+become another user. Arguments and environment go to bubblewrap through a pipe, for its command line can be read inside.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -16,18 +20,19 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from .. import places
 from ..units import UserError, show_bytes
-from . import wire
+from . import seccomp, wire
 
 SHARED_BYTES = 256 * 2**20  # of /dev/shm, which is memory
 HOME = "/home/learner"
 COURSE = "/course"
+SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin")
 FONTS = "/tmp/matplotlib"
 INSTALL = "bubblewrap is not installed (apt install bubblewrap, or dnf install bubblewrap)"
 _FIRST_USER = 61_000  # of those that sandboxes run as; each has its own, for processes are counted by user
@@ -36,8 +41,9 @@ _users = itertools.count()
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes of data of one process (``memory``) and of all together (``total``), their number, the bytes of one file,
-    of open files, and of everything in home and /tmp (``scratch``)."""
+    """Bytes of data of one process (``memory``) and of all together with what they share (``total``; what several have
+    mapped counts for each), their number, the bytes of one file, the number of open files, and the bytes of everything
+    in home and of everything in /tmp (``scratch``, which is memory, too)."""
 
     memory: int = 6 * 2**30
     total: int = 8 * 2**30
@@ -53,12 +59,15 @@ def why_not() -> str | None:
         return "the sandbox needs Linux"
     if shutil.which("bwrap") is None:
         return INSTALL
+    if not seccomp.known():
+        return f"the sandbox knows no processor of the kind {os.uname().machine}"
     return _trial()
 
 
 @functools.cache
 def _trial() -> str | None:
-    tried = subprocess.run([*_walls(), *_system(), "--", "/bin/true"], capture_output=True, text=True)
+    with _handed([*_walls(), *_system()]) as (command, pipes):
+        tried = subprocess.run([*command, "--", "/bin/true"], capture_output=True, text=True, pass_fds=pipes)
     if tried.returncode == 0:
         return None
     return f"bubblewrap cannot make a sandbox here: {(tried.stderr.strip().splitlines() or ['no reason given'])[-1]}"
@@ -72,10 +81,14 @@ def require() -> None:
 
 
 class Sandbox:
-    """Starts Python modules of labkit behind walls (``walled``), or, for submissions that one trusts, without."""
+    """Starts Python modules of labkit behind walls (``walled``), or, for submissions that one trusts, without. The
+    folders `hide`, and the course's own, are not seen, wherever they lie."""
 
-    def __init__(self, limits: Limits | None = None, *, walled: bool = True, threads: int = 2):
+    def __init__(
+        self, limits: Limits | None = None, *, walled: bool = True, threads: int = 2, hide: Sequence[Path] = ()
+    ):
         self.limits, self.walled, self.threads = limits or Limits(), walled, threads
+        self._hide = [Path(os.path.realpath(folder)) for folder in (places.home(), *hide)]
         self._folders: list[str] = []
 
     def setup(self, **more: Any) -> dict[str, Any]:
@@ -93,9 +106,10 @@ class Sandbox:
             self._folders.append(folder)
             return wire.Process([sys.executable, "-m", module], _outside(folder, self.threads), folder)
         # what lies under /tmp or the home (an environment, the course) is shown after those are made empty
-        command = [*_walls(), *_system(), *_home(self.limits.scratch), *_python(), *_course(), *_card()]
-        command += _environment(self.threads)
-        return Watched([*command, "--", sys.executable, "-m", module], self.limits.total)
+        arguments = [*_walls(), *_system(), *_masks(SYSTEM, self._hide), *_home(self.limits.scratch)]
+        arguments += [*_python(), *_masks(_pythons(), self._hide), *_course(), *_card(), *_environment(self.threads)]
+        with _handed([*arguments, "--remount-ro", "/"]) as (command, pipes):
+            return Watched([*command, "--", sys.executable, "-m", module], self.limits.total, pipes)
 
     def close(self) -> None:
         """Remove what processes without walls left behind."""
@@ -106,15 +120,15 @@ class Sandbox:
 class Watched(wire.Process):
     """A sandbox whose processes are ended when together they take more than `most` bytes; ``ended`` says so."""
 
-    def __init__(self, command: list[str], most: int):
-        super().__init__(command, {"PATH": os.environ.get("PATH", os.defpath)}, "/")
+    def __init__(self, command: list[str], most: int, pipes: Sequence[int] = ()):
+        super().__init__(command, {"PATH": os.environ.get("PATH", os.defpath)}, "/", pipes)
         self.ended = ""
         self._most = most
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
         while self.popen.poll() is None:
-            taken, processes = _private_bytes(self.popen.pid)
+            taken, processes = _taken(self.popen.pid)
             if taken > self._most:
                 self.ended = f"it took more than {show_bytes(self._most)} of memory, in {processes} processes"
                 self.popen.kill()
@@ -122,22 +136,21 @@ class Watched(wire.Process):
             time.sleep(0.25)
 
 
-def _private_bytes(top: int) -> tuple[int, int]:
-    """Bytes of memory that the processes below `top` have for themselves (what a fork has not yet copied counts
-    again), and how many they are."""
+def _taken(top: int) -> tuple[int, int]:
+    """Bytes of memory that the processes below `top` hold besides files (what forks have not yet copied, and what
+    several share, counts for each), and how many they are."""
     children: dict[int, list[int]] = {}
     sizes: dict[int, int] = {}
-    page = os.sysconf("SC_PAGE_SIZE")
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
         try:
-            stat = Path(f"/proc/{entry}/stat").read_text()
-            resident, shared = Path(f"/proc/{entry}/statm").read_text().split()[1:3]
+            lines = Path(f"/proc/{entry}/status").read_text(errors="replace").splitlines()
         except OSError:  # it has ended
             continue
-        children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry))
-        sizes[int(entry)] = page * (int(resident) - int(shared))
+        found = dict(line.split(":", 1) for line in lines if ":" in line)
+        children.setdefault(int(found["PPid"]), []).append(int(entry))
+        sizes[int(entry)] = sum(1024 * int(found.get(part, "0").split()[0]) for part in ("RssAnon", "RssShmem"))
     total, below = 0, [top]
     for process in below:
         total += sizes.get(process, 0)
@@ -145,9 +158,29 @@ def _private_bytes(top: int) -> tuple[int, int]:
     return total, len(below)
 
 
+@contextlib.contextmanager
+def _handed(arguments: Sequence[str]) -> Iterator[tuple[list[str], list[int]]]:
+    """A command that reads these arguments and the filter of calls from pipes, and the pipes' ends for it."""
+    pipes: list[int] = []
+    try:
+        command = ["bwrap"]
+        filtered = seccomp.program(card=bool(_devices()))
+        for option, content in (("--args", "\0".join(arguments).encode() + b"\0"), ("--seccomp", filtered)):
+            reading, writing = os.pipe()
+            pipes.append(reading)
+            with os.fdopen(writing, "wb") as pipe:
+                os.set_blocking(pipe.fileno(), False)  # it holds 64 KiB, more than there will be
+                pipe.write(content)
+            command += [option, str(reading)]
+        yield command, pipes
+    finally:
+        for pipe_end in pipes:
+            os.close(pipe_end)
+
+
 def _walls() -> list[str]:
     """New namespaces for everything. Root keeps only the right to become another user, and gives that up inside."""
-    command = ["bwrap", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    command = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     command += ["--die-with-parent", "--new-session", "--hostname", "course"]
     if os.getuid() == 0:
         return [*command, "--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
@@ -167,7 +200,7 @@ def _system() -> list[str]:
         "--tmpfs",
         "/dev/shm",
     ]
-    for folder in ("/usr", "/lib", "/lib64", "/bin", "/sbin"):
+    for folder in SYSTEM:
         if os.path.islink(folder):
             command += ["--symlink", os.readlink(folder), folder]
         elif os.path.isdir(folder):
@@ -179,11 +212,22 @@ def _system() -> list[str]:
 
 def _python() -> list[str]:
     """This Python and its packages, read-only, at their own places."""
+    return [word for folder in _pythons() for word in _shown(folder, folder)]
+
+
+def _pythons() -> list[str]:
     inside: list[str] = []
     for folder in sorted({os.path.realpath(sys.base_prefix), os.path.realpath(sys.prefix), sys.prefix}):
         if not any(folder == above or folder.startswith(above + os.sep) for above in [*inside, "/usr"]):
             inside.append(folder)
-    return [word for folder in inside for word in _shown(folder, folder)]
+    return inside
+
+
+def _masks(shown: Iterable[str], secrets: Iterable[Path]) -> list[str]:
+    """Empty folders over those of `secrets` that lie below a folder that is `shown`."""
+    above = [Path(os.path.realpath(folder)) for folder in shown]
+    hidden = sorted({str(s) for s in secrets if s.is_dir() and any(a in s.parents for a in above)})
+    return [word for folder in hidden for word in ("--tmpfs", folder, "--remount-ro", folder)]
 
 
 def _course() -> list[str]:
@@ -200,9 +244,13 @@ def _course() -> list[str]:
 
 def _card() -> list[str]:
     """The devices of a card, where there is one."""
-    devices = [str(p) for p in sorted(Path("/dev").glob("nvidia*"))]
+    devices = _devices()
     command = [word for device in devices for word in ("--dev-bind", device, device)]
     return [*command, "--ro-bind", "/sys", "/sys"] if devices else command
+
+
+def _devices() -> list[str]:
+    return [str(p) for p in sorted(Path("/dev").glob("nvidia*"))]
 
 
 def _home(scratch: int) -> list[str]:

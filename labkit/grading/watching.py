@@ -19,6 +19,10 @@ _FILES = {
     "os.truncate": "changes", "os.chdir": "goes to",
 }  # fmt: skip
 _SOCKETS = {"socket.__new__", "socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname"}
+_PRYING = {
+    "sys._getframe", "sys._current_frames", "sys._current_exceptions", "sys.settrace", "sys.setprofile",
+    "gc.get_objects", "gc.get_referrers", "gc.get_referents", "object.__getattr__",
+}  # fmt: skip
 _PROCESSES = {"subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn"}
 _STANDARD = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
 _LEARNERS = ("<answer:", "<own:")
@@ -31,23 +35,29 @@ _CLASSES = (("torch", "Tensor"), ("torch.nn", "Module"), ("torch.optim", "Optimi
 
 
 class Watch:
-    """Tells `say` what the learner's cells do outside their `own` and `readable` folders. A hook cannot be taken
-    out again."""
+    """Tells `say` what the learner's cells do outside their `own` and `readable` folders, and, where they must not
+    look for `inputs`, that they look into frames, closures and the collector. A hook cannot be taken out again."""
 
-    def __init__(self, say: Callable[[str, str], None], own: Iterable[str], readable: Iterable[str]):
-        self._say, self._own = say, tuple(os.path.realpath(a) for a in own)
+    def __init__(
+        self, say: Callable[[str, str], None], own: Iterable[str], readable: Iterable[str], inputs: bool = False
+    ):
+        self._say, self._own, self._inputs = say, tuple(os.path.realpath(a) for a in own), inputs
         self._readable = self._own + tuple(os.path.realpath(a) for a in readable)
         self._busy = False
         sys.addaudithook(self._hook)
 
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event not in _FILES and event not in _SOCKETS and event not in _PROCESSES:
+        pries = self._inputs and event in _PRYING
+        if self._busy or not (pries or event in _FILES or event in _SOCKETS or event in _PROCESSES):
             return
-        if self._busy or not _by_learner(sys._getframe(1)):
-            return
-        self._busy = True
+        self._busy = True  # what is done here raises events, too
         try:
-            if event in _SOCKETS:
+            frame = sys._getframe(1)
+            if pries and frame.f_code.co_filename.startswith(_LEARNERS):  # libraries do this all the time
+                self._say("tampered", f"looks into the process that grades it ({event})")
+            elif pries or not _by_learner(frame):
+                return
+            elif event in _SOCKETS:
                 self._say("tampered", "opens a network connection")
             elif event in _PROCESSES:
                 self._say("note", "starts another process")
