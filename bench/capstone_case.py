@@ -28,7 +28,13 @@ CHANGES: dict[str, dict[str, Any]] = {
     "fused attention": {"attention": "sdpa"},
     "no checkpointing": {"checkpoint": 0},
 }
-QUALITY = ("as it was", "bucketed by length", "mixed precision, fp16", "mixed precision, bf16")
+# padding is masked out, so that the first arm learns the same with each batch padded to its own longest passage
+QUALITY: dict[str, dict[str, Any]] = {
+    "as it was": {"padding": "batch", "lr": 3e-5},
+    "bucketed by length": {"lr": 1e-4},
+    "mixed precision, fp16": {"lr": 1e-4},
+    "mixed precision, bf16": {"lr": 1e-4},
+}
 
 
 def arm(name: str) -> dict[str, Any]:
@@ -61,7 +67,7 @@ def prepared(settings: dict[str, Any], each: int, device: Any, seed: int) -> tup
     some = casestudy.batches(rows, settings["batch"], padding=settings["padding"], **how)
     return (
         model,
-        casestudy.step_on(model, settings["precision"]),
+        casestudy.step_on(model, settings["precision"], settings.get("lr", 3e-5)),
         some,
         casestudy.batches(others, 16, padding="buckets", **how),
     )
@@ -102,6 +108,7 @@ def costs(settings: dict[str, Any], arguments: argparse.Namespace) -> dict[str, 
     model, step_on, some, _ = prepared(settings, arguments.each, device, seed=0)
     longest = max(some, key=lambda batch: batch[0].numel())
     torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
     for _ in range(3):  # the worst batch first: the peak is known, the state is born
         step_on(*(x.to(device) for x in longest))()
     torch.cuda.synchronize()
@@ -128,18 +135,19 @@ def costs(settings: dict[str, Any], arguments: argparse.Namespace) -> dict[str, 
 
 
 def quality(arguments: argparse.Namespace) -> None:
-    """The arms side by side, each in its own process; time means nothing here."""
-
-    options = {"out": arguments.out, "each": arguments.each, "seeds": arguments.seeds, "limit-s": arguments.limit_s}
+    """Every arm with every seed, each in a process of its own; time means nothing here."""
+    options = {name: getattr(arguments, name) for name in ("out", "each", "epochs")}
     shared = [f"--{key}={value}" for key, value in options.items()]
+    tasks = [(name, seed) for seed in range(arguments.seeds) for name in QUALITY]
     done = apart.run(
-        QUALITY, lambda name: ["one", f"--arm={name}", *shared], jobs=len(QUALITY), seconds=arguments.limit_s
-    )
+        tasks, lambda task: ["one", f"--arm={task[0]}", f"--seed={task[1]}", *shared],
+        jobs=arguments.jobs, seconds=arguments.limit_s,
+    )  # fmt: skip
     raise SystemExit(not done)
 
 
 def quality_one(arguments: argparse.Namespace) -> None:
-    """One arm: an epoch with each seed, the F1 score on passages of other files."""
+    """One arm: some epochs with each seed, the F1 score on passages of other files."""
     import math
 
     import torch
@@ -147,25 +155,22 @@ def quality_one(arguments: argparse.Namespace) -> None:
     import labkit as lab
     from labkit import casestudy
 
-    start, settings = time.time(), arm(arguments.arm)
-    for seed in range(arguments.seeds):
-        if time.time() - start > arguments.limit_s:
-            print(f"{arguments.arm}, seed {seed}: not started, the time is up")
-            break
-        model, step_on, some, test = prepared(settings, arguments.each, lab.device(), seed)
-        schedule = torch.optim.lr_scheduler.LambdaLR(step_on.optimizer, falling(len(some)))
-        losses = []
+    seed, settings = arguments.seed, {**arm(arguments.arm), **QUALITY[arguments.arm]}
+    model, step_on, some, test = prepared(settings, arguments.each, lab.device(), seed)
+    steps = len(some) * arguments.epochs
+    schedule = torch.optim.lr_scheduler.LambdaLR(step_on.optimizer, falling(steps))
+    losses = []
+    for _ in range(arguments.epochs):
         for batch in some:
             losses.append(step_on(*(x.to(lab.device()) for x in batch))())
             schedule.step()
-        labels, guesses = casestudy.predict(model, test)
-        score = casestudy.macro_f1(labels, guesses)
-        last = float(torch.stack(losses[-20:]).mean())
-        write(arguments.out, "fact", name="case study F1", what=f"{arguments.arm}, seed {seed}", value=score,
-              seed=seed, steps=len(some), loss=last if math.isfinite(last) else None, settings=settings,
-              tested=len(labels), **lab.data.stdlib().provenance())  # fmt: skip
-        print(f"{arguments.arm}, seed {seed}: F1 {score:.3f}, loss {last:.3f}, {len(some)} steps", flush=True)
-        del model, step_on
+    labels, guesses = casestudy.predict(model, test)
+    score = casestudy.macro_f1(labels, guesses)
+    last = float(torch.stack(losses[-20:]).mean())
+    write(arguments.out, "fact", name="case study F1", what=f"{arguments.arm}, seed {seed}", value=score,
+          seed=seed, epochs=arguments.epochs, steps=steps, loss=last if math.isfinite(last) else None,
+          settings=settings, tested=len(labels), **lab.data.stdlib().provenance())  # fmt: skip
+    print(f"{arguments.arm}, seed {seed}: F1 {score:.3f}, loss {last:.3f}, {steps} steps", flush=True)
 
 
 def falling(steps: int) -> Any:
@@ -179,8 +184,11 @@ def main() -> None:
     parser.add_argument("--out", default=str(ROOT / "runs" / "capstone.jsonl"))
     parser.add_argument("--each", type=int, default=120, help="passages of each package")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=3, help="of `quality`")
     parser.add_argument("--seconds", type=float, default=2.0, help="of `cost`: how long each arm is timed")
     parser.add_argument("--limit-s", type=float, default=3600)
+    parser.add_argument("--jobs", type=int, default=1, help="of `quality`: processes side by side")
+    parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--arm", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     Path(arguments.out).parent.mkdir(parents=True, exist_ok=True)

@@ -41,17 +41,18 @@ class Bench:
         return self.known[names]
 
 
-def greedy(bench: Bench) -> list[str]:
+def greedy(bench: Bench) -> list[str] | None:
     """While it does not fit: the switch with the smallest product of peak and time. Then: the fastest that still fits,
-    as long as one is faster by `GAIN`."""
+    as long as one is faster by `GAIN`. None when the time was up before everything was measured."""
     from labkit import capstone
 
     taken: list[str] = []
     while True:
         now = bench.of(frozenset(taken))
         left = {name: bench.of(frozenset([*taken, name])) for name in capstone.SWITCHES if name not in taken}
-        left = {name: report for name, report in left.items() if report is not None}
-        if not left or now is None:
+        if now is None or None in left.values():
+            return None  # not all was measured: the best of what was would be no greedy choice
+        if not left:
             return taken
         if not now.fits(BUDGET):
             best = min(left, key=lambda name: left[name].peak_bytes * seconds(left[name]))
@@ -81,7 +82,10 @@ def main() -> None:
     for order in orders.values():
         for count in range(len(order) + 1):
             bench.of(frozenset(order[:count]))
-    orders["greedy"] = greedy(bench)
+    found = greedy(bench)
+    if found is None:
+        raise SystemExit("greedy: the time is up before every switch was measured; give it more with --limit-s")
+    orders["greedy"] = found
     for name, order in orders.items():
         print(f"{name}: {' -> '.join(order)}")
         write(arguments.out, "fact", name="order", what=name, value=", ".join(order), task=capstone.TASK, budget=BUDGET)

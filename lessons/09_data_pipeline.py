@@ -249,7 +249,9 @@ print(
 def language_model(device):
     """GPT-2 124M, AdamW, and a step for a batch, in mixed precision."""
     with device:
-        model = lab.models.gpt2("gpt2", activation_function="gelu_pytorch_tanh").train()
+        model = lab.models.gpt2(
+            "gpt2", attention="sdpa", activation_function="gelu_pytorch_tanh"
+        ).train()
     optimizer = torch.optim.AdamW(model.parameters())
     scaler = torch.amp.GradScaler(device.type) if sixteen == torch.float16 else None
 
@@ -391,7 +393,7 @@ lab.answer("times", measured=times, source="measured" if on_card else "reference
 # what trains. A batch of four short texts may also be too little work for a large card; compare it with the batches of
 # 4096 tokens.
 #
-# Does the width itself matter? Matrix units work in tiles of 8 or more. The step at widths around 512, batch 8:
+# Does the width itself matter? Matrix units work in tiles of 8 or more. The step with 6 texts, at widths around 512:
 
 
 # %% name="widths"
@@ -851,7 +853,7 @@ lab.guess(
 def small_gpt2(seed, width, layers):
     torch.manual_seed(seed)
     return lab.models.gpt2(
-        "gpt2", n_layer=layers, n_embd=width, n_head=4, vocab_size=4096, n_positions=MOST,
+        "gpt2", attention="sdpa", n_layer=layers, n_embd=width, n_head=4, vocab_size=4096, n_positions=MOST,
         bos_token_id=0, eos_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     ).to(device)  # fmt: skip
 
