@@ -33,13 +33,13 @@ class Band:
 
 
 LEFT = 32 * MiB  # what earlier cells of a lesson may still hold on a real card: compiled steps, library workspaces
-# Rows behind each: data/reference/spread-h200.jsonl, made by `bench/spread.py`; its test holds the factors to them.
+# bench/results/spread.md, made by `bench/spread.py`, says how far runs lie apart; a test holds the factors to it
 BANDS = {
-    "peak": Band(1.01, "two runs of the course on an H200: allocated and requested peaks within 0.1 % in 95 of 100"),
-    "reserved": Band(1.03, "two runs of the course on an H200: reserved peaks within 0.1 % in 95 of 100"),
-    "time": Band(1.4, "two runs of the course on an H200: times within a factor of 1.4 in 95 of 100"),
+    "peak": Band(1.01, "two runs of the course on an H200 gave equal peaks (bench/results/spread.md)"),
+    "reserved": Band(1.03, "two runs of the course on an H200 gave equal peaks (bench/results/spread.md)"),
+    "time": Band(1.5, "of two runs of the course on an H200, 95 of 100 times agreed so well (bench/results/spread.md)"),
     "predicted peak": Band(
-        1.01, "predictions of 160 random recipes: at most 0.1 % off (bench/results/memory.md)", LEFT
+        1.01, "predictions of 160 random recipes are at most 0.1 % off (bench/results/memory.md)", LEFT
     ),
     "verdict": Band(1.0, "the same kind of verdict on the same card"),
 }

@@ -101,6 +101,15 @@ def test_facts_and_claims(tmp_path: Path, a: dict[str, Any], b: dict[str, Any], 
     assert list(verdicts(tmp_path, a, b).values()) == [verdict]
 
 
+def test_the_bands_are_as_wide_as_runs_lie_apart() -> None:
+    text = (Path(__file__).resolve().parents[1] / "bench" / "results" / "spread.md").read_text()
+    rows = {cells[0]: cells for line in text.splitlines() if len(cells := line.strip("| ").split(" | ")) > 4}
+    for quantity, band in (("allocated", "peak"), ("reserved", "reserved"), ("step", "time")):
+        measured = float(rows[quantity][3].removesuffix(" %")) / 100  # the 95th percentile
+        factor = comparing.BANDS[band].factor - 1
+        assert measured <= factor <= max(2 * measured, 0.05), f"{band}: x {1 + factor:g}, measured {measured:.3f}"
+
+
 def test_rows_without_a_partner_are_counted_and_lessons_that_ran_on_one_side_are_not(tmp_path: Path) -> None:
     a = write(tmp_path / "a.jsonl", report(), report("mine"), report(lesson="02_b"))
     b = write(tmp_path / "b.jsonl", report(), report("yours"), report(settings={"batch": 2}))
