@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import re
@@ -88,6 +89,8 @@ def execute(
         raise
     finally:
         shutil.rmtree(settings, ignore_errors=True)
+        if not worker.is_alive():
+            atexit.unregister(client._cleanup_kernel)  # nbclient forgets this where a kernel dies as it starts
         if (folder / "kernel.log").is_file() and not worker.is_alive():
             _drop_empty_log(folder / "kernel.log")
         write(notebook, out)
