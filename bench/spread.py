@@ -62,7 +62,7 @@ def main(a: str, b: str) -> None:
         "",
         f"Two runs on {found.a.card}, begun {made[0]} and {made[1]} (PyTorch {', '.join(versions)});",
         "made by `python bench/spread.py`.",
-        "By how many per cent the larger value of a row exceeds the smaller. The bands of `labkit compare` rest on this.",
+        "By how many per cent the larger value of a row exceeds the smaller. The bands of `labkit compare` rest on it.",
         "",
         "| " + " | ".join(HEAD) + " |",
         "| " + " | ".join("---" for _ in HEAD) + " |",
