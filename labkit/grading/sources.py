@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import textwrap
 from typing import Any
 
 _KEPT = frozenset({"time", "capture"})  # cell magics whose cell leaves its names in the notebook
@@ -42,7 +43,7 @@ def outline(source: str) -> tuple[str, bool]:
         return source, True
     body = _body(source)
     lines = ("" if source.startswith("%%") else source) if body is None else body
-    return "\n".join(_plain(line) for line in lines.split("\n")), False
+    return "\n".join(_plain(line) for line in textwrap.dedent(lines).split("\n")), False
 
 
 def parsed(source: str) -> ast.Module | None:

@@ -24,6 +24,7 @@ _PRYING = {
     "gc.get_objects", "gc.get_referrers", "gc.get_referents", "object.__getattr__",
 }  # fmt: skip
 _PROCESSES = {"subprocess.Popen", "os.system", "os.fork", "os.forkpty", "os.exec", "os.posix_spawn"}
+MOST_TOLD = 100  # observations of one answer
 _STANDARD = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
 _LEARNERS = ("<answer:", "<own:")
 _PATCHED = (
@@ -43,7 +44,7 @@ class Watch:
     ):
         self._say, self._own, self._inputs = say, tuple(os.path.realpath(a) for a in own), inputs
         self._readable = self._own + tuple(os.path.realpath(a) for a in readable)
-        self._busy = False
+        self._busy, self._told = False, set[str]()
         sys.addaudithook(self._hook)
 
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -54,17 +55,23 @@ class Watch:
         try:
             frame = sys._getframe(1)
             if pries and frame.f_code.co_filename.startswith(_LEARNERS):  # libraries do this all the time
-                self._say("tampered", f"looks into the process that grades it ({event})")
+                self._tell("tampered", f"looks into the process that grades it ({event})")
             elif pries or not _by_learner(frame):
                 return
             elif event in _SOCKETS:
-                self._say("tampered", "opens a network connection")
+                self._tell("tampered", "opens a network connection")
             elif event in _PROCESSES:
-                self._say("note", "starts another process")
+                self._tell("note", "starts another process")
             else:
                 self._files(event, arguments)
         finally:
             self._busy = False
+
+    def _tell(self, kind: str, text: str) -> None:
+        """Each thing once, however often it is done."""
+        if text not in self._told and len(self._told) < MOST_TOLD:
+            self._told.add(text)
+            self._say(kind, text)
 
     def _files(self, event: str, arguments: tuple[Any, ...]) -> None:
         reads = event in ("os.listdir", "os.scandir", "os.chdir") or (event == "open" and not _for_writing(*arguments))
@@ -77,7 +84,7 @@ class Watch:
             real = os.path.realpath(place)
             if not any(real == a or real.startswith(a + os.sep) for a in allowed):
                 does = _FILES[event] if reads or event != "open" else "writes to"
-                self._say("tampered", f"{does} {place[:100]}, which is outside its folder")
+                self._tell("tampered", f"{does} {place[:100]}, which is outside its folder")
 
 
 def _for_writing(place: Any, mode: Any = None, flags: Any = 0) -> bool:
