@@ -167,7 +167,7 @@ def test_the_page_says_points_status_message_and_what_differs(tmp_path):
         "1.00 GiB",
         "3.00 GiB",
         "must be equal",
-        "2 figures; 1 look different when drawn again",
+        "2 figures; 1 looks different when drawn again",
         "✗ <b>sweep</b>: differs",
         "<b>small</b>: the same",
     ):
@@ -212,6 +212,20 @@ def test_a_check_that_says_something_else_when_run_again_is_shown_with_both(tmp_
     assert "run again: wrong, 0 of 1: too large.<br><small>as handed in: right, 1 of 1" in text
 
 
+def test_a_check_that_says_what_grading_found_is_not_said_twice(tmp_path):
+    far = "off by a factor of 1024: which unit is asked for?"
+    again = session()
+    again[4] |= {"status": "wrong", "points": 0, "message": far}
+    text = page(tmp_path, saved_rows=tuple(again), regenerated_rows=tuple(again))
+    assert text.count(far) == 1 and "<span>the same</span>" in text
+
+
+def test_figures_of_the_run_for_grading_alone_are_said_to_be_so(tmp_path):
+    graded.small_class(tmp_path)
+    text = page(tmp_path, saved_notebook="")
+    assert "2 figures, all from the run for grading: the notebook was handed in without any" in text
+
+
 def test_everything_a_learner_can_write_is_escaped(tmp_path):
     evil = '<script>alert("x")</script>\ud800'
     rows = session()
@@ -237,7 +251,7 @@ def test_everything_a_learner_can_write_is_escaped(tmp_path):
 
 def test_a_page_has_room_for_so_many_figures_and_says_what_it_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(feedback, "FIGURE_BYTES", len(png(90)) * 2 + 4)
-    assert "2 figures; 1 look different when drawn again; 1 left out, the page would be too large" in page(tmp_path)
+    assert "2 figures; 1 looks different when drawn again; 1 left out, the page would be too large" in page(tmp_path)
 
 
 def test_nothing_graded_is_a_users_mistake(tmp_path):

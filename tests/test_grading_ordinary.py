@@ -66,7 +66,7 @@ def test_an_ordinary_user_grades_behind_the_same_walls(place: Path) -> None:
     environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(place), "LANG": "C.UTF-8"}
     environment |= {"LABKIT_HOME": str(home), "PYTHONPATH": str(HOME), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "labkit.cli", "grade", str(folder), "--out", str(out), "--exercises-only"]
-    ran = subprocess.run(as_ordinary_user(command, environment, place), capture_output=True, text=True, timeout=300)
+    ran = subprocess.run(as_ordinary_user(command, environment, place), capture_output=True, text=True, timeout=1200)
     assert ran.returncode == 0, ran.stderr
     with (out / "scores.csv").open() as file:
         rows = {(r["student"], r["exercise"]): (float(r["points"]), r["status"]) for r in csv.DictReader(file)}

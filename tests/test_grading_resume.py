@@ -277,7 +277,7 @@ def test_stopped_halfway_and_given_again_it_gives_the_same_scores(tmp_path, endi
     for student, made in (("a", solved()), ("b", solved(**wrong)), ("c", "{"), ("d", solved(slow_print=""))):
         hand_in(folder, student, made)
     with grading(folder, tmp_path / "whole", home) as process:
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=1200)
     assert process.returncode == 0, err
     with grading(folder, tmp_path / "halves", home) as process:
         assert process.stdout is not None
@@ -285,7 +285,7 @@ def test_stopped_halfway_and_given_again_it_gives_the_same_scores(tmp_path, endi
             pass
         started = _below(process.pid)
         process.send_signal(ending)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=300)
     assert not (tmp_path / "halves" / "scores.csv").exists() and started
     if ending == signal.SIGINT:
         assert process.returncode == 130
@@ -293,12 +293,12 @@ def test_stopped_halfway_and_given_again_it_gives_the_same_scores(tmp_path, endi
         assert line.startswith("labkit: interrupted: ") and line.endswith(
             "of 4 notebooks are graded; the same command goes on from there"
         )
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while any(Path(f"/proc/{pid}").exists() for pid in started) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not [pid for pid in started if Path(f"/proc/{pid}").exists()], "nothing goes on when the grader is gone"
     with grading(folder, tmp_path / "halves", home) as process:
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=1200)
     assert process.returncode == 0, err
     assert out.count("kept") >= 1
     assert (tmp_path / "halves" / "scores.csv").read_text() == (tmp_path / "whole" / "scores.csv").read_text()

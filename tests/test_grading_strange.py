@@ -46,7 +46,7 @@ def test_an_answer_that_no_parser_takes_costs_its_exercise_alone(tmp_path, monke
     lesson = SimpleNamespace(name="x", tasks=[SimpleNamespace(name=n, maximum=1, kind="number") for n in ("long", "b")])
     submission = submissions.Submission(intake.Entry("eve", tmp_path, "eve/x.ipynb"), "x", "")
     runner = SimpleNamespace(close=lambda: None)
-    found = [single.exercise(lesson, t, submission, None, runner, grader.Options()) for t in lesson.tasks]
+    found = [single.exercise(lesson, t, submission, None, runner, grader.Options(), b"") for t in lesson.tasks]
     assert [(e.status, e.points) for e in found] == [("error", 0), ("graded", 1)]
 
 

@@ -8,7 +8,8 @@ import graded
 import pytest
 
 from labkit import plots
-from labkit.grading import drawing, outcomes, summary
+from labkit.grading import drawing, intake, noticed, outcomes, summary
+from labkit.grading.intake import LeftOut
 from labkit.units import UserError
 
 
@@ -62,6 +63,32 @@ def test_the_page_has_figures_findings_and_students(tmp_path):
     ):
         assert say in page, say
     assert page.count("<img") == 2
+
+
+def test_whom_to_look_at_and_what_was_not_graded_stand_on_the_page(tmp_path):
+    graded.small_class(tmp_path)
+    left = [LeftOut("zoe", "zoe/<b>.pdf", "neither"), LeftOut("zoe", "", "empty"), LeftOut("", "x.ipynb", "loose")]
+    intake.save(tmp_path, tmp_path / "in", left)
+    page = summary.write(tmp_path).read_text()
+    for say in (
+        "<code>zoe/&lt;b&gt;.pdf</code>",
+        '<a href="#not-graded">nothing graded</a>',
+        "<span>1 to be read</span>",
+        "<span>4 unreadable</span>",
+        "<b>order</b>: saved with cells run out of order; graded from top to bottom",
+        "<b>unreadable</b>: no notebook of this course",
+    ):
+        assert say in page, say
+    right = summary.Exercise(graded.LESSON, "cured", (graded.exercise("ada", "cured", "graded", 1),))
+    assert summary._missed([right]) == "", "what nobody missed is not missed"
+    intake.save(tmp_path, tmp_path / "in", [])
+    assert "nothing graded" not in summary.write(tmp_path).read_text()
+
+
+def test_every_kind_of_finding_is_explained():
+    from labkit.grading.feedback import _FINDINGS
+
+    assert set(_FINDINGS) == set(noticed.KINDS)
 
 
 def test_the_short_form_fits_a_terminal_and_moves_no_cursor(tmp_path):

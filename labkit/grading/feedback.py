@@ -36,6 +36,7 @@ _FINDINGS = {
     "renamed": "File name",
     "order": "Order of cells",
     "version": "Version of the course",
+    "edited": "Given cells",
     "tampered": "Changed cells",
     "ledger": "Ledger",
     "run": "Run again",
@@ -139,7 +140,7 @@ def _exercises(result: SubmissionResult) -> str:
                 safe(WORDS[one.status]),
                 safe(points(one)),
                 f"{rich(one.message)}{notes}" if one.message or notes else "–",
-                _check(said.get(one.exercise), messages.get(one.exercise, "")),
+                _check(said.get(one.exercise), messages.get(one.exercise, ""), one),
             )
         )
         tones.append(TONES.get(one.status, "bad"))
@@ -147,10 +148,13 @@ def _exercises(result: SubmissionResult) -> str:
     return table(head, rows, tones) if rows else ""
 
 
-def _check(pair: comparing.Pair | None, message: str) -> str:
-    """What the visible check said when the notebook was run again, and when it was saved where that differs."""
+def _check(pair: comparing.Pair | None, message: str, one: ExerciseResult) -> str:
+    """What the visible check said when the notebook was run again, and when it was saved where that differs; "the same"
+    where it says what grading found."""
     if pair is None:
         return "–"
+    if pair.verdict not in (comparing.DIFFERS, comparing.ONLY_SAVED) and message and message in one.message:
+        return "the same"
     again = f"{safe(pair.again)}{f': {rich(message)}' if message else ''}" if pair.again != "–" else "not reached"
     if pair.verdict in (comparing.DIFFERS, comparing.ONLY_SAVED):
         return f"run again: {again}<br><small>as handed in: {safe(pair.saved)}</small>"
@@ -180,7 +184,8 @@ def _numbers(result: SubmissionResult) -> str:
     counts = Counter(p.verdict for p in pairs)
     line = ", ".join(f"{n} {verdict}" for verdict, n in counts.most_common())
     text = f"<h3>Numbers of your ledger, run again</h3><p>{len(pairs)} numbers and verdicts: {safe(line)}. "
-    text += f"Handed in: {safe(origin[0] or 'no whole run')}. Run again: {safe(origin[1] or 'no whole run')}.</p>"
+    text += f"Handed in: {safe(origin[0] or 'no whole run')}. Run again: {safe(origin[1] or 'no whole run')}. "
+    text += "A difference takes no points.</p>"
     if flagged:
         text += _pairs(flagged)
     others = [p for p in pairs if not p.flagged]
@@ -222,7 +227,10 @@ def _figures(out: Path, result: SubmissionResult, room: list[int]) -> str:
         room[0] -= need
         blocks.append(_figure(pair))
     flagged = sum(p.flagged for p in pairs)
-    line = f"{len(pairs)} figures; {flagged} look different when drawn again" if flagged else f"{len(pairs)} figures"
+    line = f"{len(pairs)} figure{'' if len(pairs) == 1 else 's'}"
+    line += f"; {flagged} look{'s' if flagged == 1 else ''} different when drawn again" if flagged else ""
+    if not any(pair.saved for pair in pairs):
+        line += ", all from the run for grading: the notebook was handed in without any"
     line += f"; {left_out} left out, the page would be too large" if left_out else ""
     return f"<h3>Figures, as handed in and drawn again</h3><p>{safe(line)}.</p>{''.join(blocks)}"
 

@@ -64,6 +64,7 @@ def grade(
         try:
             gone = keeping.forget(out, folder, {(s.entry.student, s.lesson) for s in opened})
             intake.save(out, folder, found.left_out)
+            session.key_of(out)  # made before several need it
         except OSError as error:
             raise occupied.unwritable(out, error) from error
         failed = _all(course, opened, out, folder, options, [*intake.lines(found.left_out), *keeping.removed(gone)])
@@ -180,7 +181,7 @@ def _one(course: Course, job: _Job, trusted: session.Trusted | None) -> Submissi
         if submission.unreadable or lesson is None or trusted is None:
             result = single.unreadable(submission, lesson)
         else:
-            result = single.graded(course, lesson, submission, trusted, job.out, job.options)
+            result = single.graded(course, lesson, submission, trusted, job.out, job.options, job.folder)
     except occupied.Stopped:
         raise
     except Exception as error:  # one submission never stops the batch

@@ -23,14 +23,19 @@ def graded(
     trusted: session.Trusted,
     out: Path,
     options: Options,
+    folder: Path,
 ) -> SubmissionResult:
-    """Grade a submission that can be read, and leave its notebook as handed in, and as run again, in `out`."""
+    """Grade a submission of `folder` that can be read, and leave its notebook as handed in, and as run again, in `out`.
+
+    Neither folder, nor that of the hidden tests, is seen from the sandbox."""
     student = submission.entry.student
-    sandbox = Sandbox(options.limits, walled=options.walled, threads=max(1, (os.cpu_count() or 2) // options.jobs))
+    threads, hide = max(1, (os.cpu_count() or 2) // options.jobs), [folder, out, course.hidden]
+    sandbox = Sandbox(options.limits, walled=options.walled, threads=threads, hide=hide)
     setup = sandbox.setup(preload=course.preload[lesson.name])
     runner = Runner(lambda: sandbox.launch("labkit.grading.inside"), setup)
+    key = session.key_of(out)
     try:
-        found = [exercise(lesson, task, submission, trusted, runner, options) for task in lesson.tasks]
+        found = [exercise(lesson, task, submission, trusted, runner, options, key) for task in lesson.tasks]
     finally:
         runner.close()
         sandbox.close()
@@ -60,15 +65,16 @@ def graded(
 
 def exercise(
     lesson: lessons.Lesson, task: lessons.Task, submission: Submission, trusted: session.Trusted, runner: Runner,
-    options: Options,
+    options: Options, key: bytes,
 ) -> ExerciseResult:  # fmt: skip
     """One exercise scored; an answer that cannot even be prepared (an expression that no parser takes, half a
     character) costs this exercise alone. A sandbox that does not start is no answer's fault, and is raised."""
     student = submission.entry.student
     try:
         return session.grade(
-            lesson, task, submission.sheet, trusted, runner, student=student, seconds=options.answer_seconds
-        )
+            lesson, task, submission.sheet, trusted, runner, student=student, seconds=options.answer_seconds,
+            seed=session.seed_of(key, student, lesson.name, task.name),
+        )  # fmt: skip
     except (UnicodeError, RecursionError, MemoryError) as error:
         runner.close()
         reason = f"the answer cannot be run ({type(error).__name__})"

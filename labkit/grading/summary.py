@@ -18,9 +18,8 @@ from typing import Any
 from .. import executing, show
 from ..pages import page, rich, safe, table
 from ..progress import label
-from ..show import number
 from ..units import UserError, show_seconds
-from . import intake, manual, outcomes
+from . import intake, manual, noticed, outcomes
 from .intake import LeftOut
 from .outcomes import STATUSES, ExerciseResult, SubmissionResult
 
@@ -130,10 +129,10 @@ def html(results: Sequence[SubmissionResult], left_out: Sequence[LeftOut] = ()) 
     for lesson in lessons:
         sections.append((lesson, label(lesson), _lesson([e for e in every if e.lesson == lesson], lesson)))
     sections += [
-        ("not-graded", "Not graded", _left_out(left_out)),
-        ("noticed", "Noticed about submissions", _findings(results)),
+        ("not-graded", "Not graded", noticed.left_out(left_out)),
+        ("noticed", "Noticed about submissions", noticed.findings(results)),
         ("time", "Time", _times(results, lessons)),
-        ("students", "Students", _students(results, lessons)),
+        ("students", "Students", noticed.students(results, lessons, left_out)),
     ]
     facts = _facts(results)
     cells = "".join(f"<div><dt>{safe(k)}</dt><dd>{safe(v)}</dd></div>" for k, v in facts)
@@ -159,7 +158,7 @@ def _facts(results: Sequence[SubmissionResult]) -> list[tuple[str, str]]:
 
 
 def _missed(every: Sequence[Exercise]) -> str:
-    known = sorted((e for e in every if e.mean is not None), key=lambda e: e.mean or 0.0)[:MOST]
+    known = sorted((e for e in every if e.mean is not None and e.mean < 1), key=lambda e: e.mean or 0.0)[:MOST]
     rows, tones = [], []
     for one in known:
         worst = one.complaints()[:1]
@@ -203,33 +202,6 @@ def _lesson(those: Sequence[Exercise], lesson: str) -> str:
     return "".join(parts)
 
 
-def _findings(results: Sequence[SubmissionResult]) -> str:
-    """What was noticed, with those whom it is about; the same about several is one line."""
-    who: dict[tuple[str, str, str], list[str]] = {}
-    for result in results:
-        for one in result.findings:
-            students = who.setdefault((result.lesson, one.kind, one.text), [])
-            if result.student not in students:
-                students.append(result.student)
-    rows, tones = [], []
-    for (lesson, kind, said), students in sorted(who.items()):
-        rows.append(
-            (f"<b>{safe(lesson[:2])}</b>", safe(kind), rich(said), f"{len(students)}: {safe(', '.join(students))}")
-        )
-        tones.append("bad" if kind in ("tampered", "unreadable", "ledger") else "half")
-    return table(("", "Kind", "What", "Students"), rows, tones) if rows else ""
-
-
-def _left_out(those: Sequence[LeftOut]) -> str:
-    """Files that nobody graded, with the reason; the same reason about several of one student is one line."""
-    rows = [
-        (safe(student or "–"), "<br>".join(f"<code>{safe(n)}</code>" for n in names), rich(reason))
-        for student, names, reason in intake.grouped(those)
-    ]
-    note = "<p>What lies among the submissions and was not taken for one. It is in no score.</p>"
-    return note + table(("Student", "File", "Why"), rows, ["bad"] * len(rows)) if rows else ""
-
-
 def _times(results: Sequence[SubmissionResult], lessons: Sequence[str]) -> str:
     rows = []
     for lesson in lessons:
@@ -248,21 +220,6 @@ def _times(results: Sequence[SubmissionResult], lessons: Sequence[str]) -> str:
     return note + table(head, rows, ["plain"] * len(rows)) if rows else ""
 
 
-def _students(results: Sequence[SubmissionResult], lessons: Sequence[str]) -> str:
-    by: dict[str, dict[str, SubmissionResult]] = {}
-    for result in results:
-        by.setdefault(result.student, {})[result.lesson] = result
-    rows, tones = [], []
-    for student, those in sorted(by.items()):
-        got, most = sum(r.points for r in those.values()), sum(r.maximum for r in those.values())
-        cells = [number(round(those[name].points, 2)) if name in those else "–" for name in lessons]
-        link = f'<a href="feedback/{safe(_quoted(student))}.html">{safe(student)}</a>'
-        rows.append((link, *cells, f"{number(round(got, 2))} of {number(most)}"))
-        share = got / most if most else 0.0
-        tones.append("good" if share >= 0.8 else "half" if share >= 0.5 else "bad")
-    return table(("Student", *(name[:2] for name in lessons), "Points"), rows, tones) if rows else ""
-
-
 def show_safely(line: str) -> str:
     """`line` without what would move a terminal's cursor."""
     return "".join(c if c.isprintable() else " " for c in line)
@@ -278,14 +235,8 @@ def _value(result: ExerciseResult) -> str:
     return show_safely(result.answer)[:_ANSWER]
 
 
-def _quoted(student: str) -> str:
-    from urllib.parse import quote
-
-    return quote(student.encode("utf-8", "replace"))
-
-
 def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.0f} %"
+    return "–" if share is None else f"{100 * share:.0f}\u00a0%"
 
 
 def _count(count: int, what: str) -> str:
