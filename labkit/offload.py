@@ -167,6 +167,11 @@ class Prefetching(_ByStorage):
         self._streams: dict[torch.device, Any] = {}
         self.host_bytes = 0
 
+    @property
+    def buffers(self) -> dict[int, int]:
+        """How many buffers of how many bytes are free on the host: all of them, between steps."""
+        return {nbytes: len(found) for nbytes, found in self._free.items() if found}
+
     def let_go(self) -> None:
         """Drop all that still waits on the card; computing waits until it is copied. For the end of forward, when the
         window is so large that nothing had to go before."""

@@ -46,14 +46,15 @@ def network_of(
 
 
 def step_of(
-    network: Any, parts: Sequence[torch.Tensor], recipe: Recipe, *, lr: float = 1e-4, every_loss: bool = False
-) -> Callable[..., torch.Tensor]:
+    network: Any, parts: Sequence[torch.Tensor], recipe: Recipe, *, lr: float = 1e-4, every_loss: bool = False,
+    backward_only: bool = False,
+) -> Callable[..., torch.Tensor]:  # fmt: skip
     """The step function for `network` on the micro-batches `parts`, or on those that it is called with: ``step()``,
     ``step(parts)``.
 
     Of `recipe` it takes what concerns a step; the network comes as it is (see `network_of`). The result is the mean
-    loss of the micro-batches with `every_loss`, else the last one's share of it. ``step.optimizer`` is what steps,
-    ``step.hooks`` what keeps activations on the host (or None).
+    loss of the micro-batches with `every_loss`, else the last one's share of it. With `backward_only` nothing steps and
+    gradients stay. ``step.optimizer`` is what steps, ``step.hooks`` what keeps activations on the host (or None).
     """
     usual, parameters = parts, list(network.parameters())
     device, cast = parameters[0].device, CASTS.get(recipe.precision)
@@ -86,7 +87,7 @@ def step_of(
             scaled(loss).backward()
             if every_loss:
                 losses.append(loss.detach())
-        if not in_backward:
+        if not in_backward and not backward_only:
             if clip is not None:
                 scaler.unscale_(optimizer)
                 torch.nn.utils.clip_grad_norm_(parameters, clip)

@@ -84,8 +84,9 @@ def predict_recipe(
     preset = machine.preset(card)
     which = chip(preset.name, preset.capability)
     fixed = "/" not in recipe.model and not Path(recipe.model).is_dir()
-    run = (_remembered if fixed else _recipe_run)(recipe, which)
-    found = report(run, preset, budget_bytes=budget_bytes, name=str(recipe), trace=trace)
+    run = (_remembered if fixed else _recipe_run)(recipe.changed(expandable_segments=False), which)
+    found = report(run, preset, budget_bytes=budget_bytes, name=str(recipe), trace=trace,
+                   expandable=recipe.expandable_segments)  # fmt: skip
     return replace(found, settings=recipe.to_dict())
 
 
@@ -106,6 +107,8 @@ class Run:
     top of that, it repeated the second event by event. `without` leaves out corrections of this package by name
     (``autocast``, ``dropout``, ``attention``, ``sums``, ``kernels``), to see what each is worth.
     """
+
+    last_step = STEADY_STEP
 
     def __init__(
         self,
@@ -156,7 +159,7 @@ class Run:
                     raise PredictionError("the experiment must return its step function")
                 self.tracer.adopt(step, survey=False)
                 self.tokens = getattr(step, "tokens", None)
-                while len(self.starts) < STEADY_STEP:
+                while len(self.starts) < self.last_step:
                     self.starts.append(len(recorder.events))
                     self.tracer.begin_step()
                     step()
@@ -180,7 +183,7 @@ class Run:
             moved = rewrite(self.regions, [*self.starts, end, *recorder.emptied])
             self.starts, end, recorder.emptied = moved[:steps], moved[steps], moved[steps + 1 :]
             start = self.starts[-1]
-        while len(self.starts) < STEADY_STEP:
+        while len(self.starts) < self.last_step:
             self.starts.append(len(recorder.events))
             recorder.repeat(start, end)
         self.starts.append(len(recorder.events))

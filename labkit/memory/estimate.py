@@ -1,0 +1,266 @@
+"""A quick estimate of a recipe's memory, for ranking many: two short models stand for a deep one, two batches for all.
+
+A model's blocks repeat, so at a fixed place of the step (the loss, the last block's backward, the first block's, the
+optimizer) the bytes alive are a straight line in depth, and at a fixed depth one in the batch. Four short runs on
+tensors without data give all four numbers of that plane; where the peak is follows from the largest of the places.
+What does not depend on the batch, the optimizer's step, is followed by itself. The short runs are remembered: another
+batch, another optimizer or more micro-batches cost nothing, or little.
+
+`labkit.memory.predict_recipe` is what is held to measured bytes; this is held to it (tests/test_memory_estimate.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import data, machine, stepping, steps
+from ..results import Peaks
+from ..units import MiB
+from .host import HostMemory, host_memory
+from .kernels import Chip, chip
+from .prediction import Run
+from .workspaces import workspaces
+
+if TYPE_CHECKING:
+    from ..recipes import Recipe
+
+BAND = (0.94, 1.06)  # of the exact prediction's allocated peak; tests/test_memory_estimate.py holds a grid to it
+WINDOW = 512 * MiB  # twice what labkit.offload.Prefetching holds on the card
+COMPILED_BAND = (0.9, 1.2)
+ROUNDING = 1.004  # allocated over requested: median of data/reference/memory-h200.jsonl above 4 GiB
+FRAGMENTED, EXPANDABLE = 1.06, 1.01  # reserved over allocated: the same rows, and those with expandable segments
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The peaks of the first and of a later step, what the host keeps, and how far the exact prediction may lie from
+    the allocated peak, as factors (of ``reserved`` a few per cent more)."""
+
+    first: Peaks
+    steady: Peaks
+    host: HostMemory
+    band: tuple[float, float] = BAND
+
+    @property
+    def allocated_bytes(self) -> int:
+        """The larger of both peaks."""
+        return max(self.first.allocated_bytes, self.steady.allocated_bytes)
+
+
+def estimate(recipe: Recipe, *, card: str | None = None) -> Estimate:
+    """The memory that `recipe` would use on `card`, quickly. Raises as `labkit.memory.predict_recipe` does."""
+    preset = machine.preset(card)
+    which = chip(preset.name, preset.capability)
+    layers = int(recipe.config().num_hidden_layers)
+    if _separable(recipe):
+        computing = [_plane(_plain(recipe), which, False, step, layers, recipe.batch) for step in (0, 1)]
+        stepping_, states = _stepping(_bare(recipe), which, layers)
+        accumulates = recipe.accumulation > 1
+        found = max(computing) if accumulates else computing[0]
+        first, steady = max(found, stepping_), max(found + states, stepping_)
+    else:
+        alike = recipe.changed(batch=1, accumulation=min(2, recipe.accumulation), expandable_segments=False)
+        first, steady = (_plane(alike, which, True, step, layers, recipe.batch) for step in (0, 1))
+    fixed = sum(workspaces(preset.capability))
+    scattered = EXPANDABLE if recipe.expandable_segments else FRAGMENTED
+
+    def peaks(requested: float) -> Peaks:
+        allocated = requested * ROUNDING + fixed
+        return Peaks(int(allocated), int(requested + fixed), int(allocated * scattered))
+
+    host = host_memory(recipe)
+    return Estimate(peaks(first), peaks(steady), host, COMPILED_BAND if recipe.compile != "none" else BAND)
+
+
+def _plain(recipe: Recipe) -> Recipe:
+    """The recipe that stands for all with the same forward and backward: without what concerns the optimizer alone."""
+    return recipe.changed(
+        batch=1, accumulation=1, optimizer="adamw", stochastic_rounding=False, expandable_segments=False, clip=None
+    )
+
+
+def _bare(recipe: Recipe) -> Recipe:
+    """The recipe that stands for all with the same optimizer and weights."""
+    precision = "fp32" if recipe.precision.startswith("amp") else recipe.precision
+    return recipe.changed(
+        batch=1, accumulation=1, precision=precision, loss="full", loss_chunks=8, offload="none", compile="none",
+        attention="eager", expandable_segments=False, seq=8, dropout=0.0,
+        checkpoint=recipe.checkpoint if recipe.gradients == "host" else 0,
+    )  # fmt: skip
+
+
+def _separable(recipe: Recipe) -> bool:
+    """Whether the optimizer steps after backward, with all gradients and by itself."""
+    return (
+        recipe.precision != "fp16"
+        and not recipe.offload.startswith("optimizer")
+        and recipe.gradients in ("card", "host")
+    )
+
+
+def _plane(recipe: Recipe, which: Chip, whole: bool, step: int, layers: int, batch: int) -> float:
+    """Bytes at the highest place of a step: the plane through the short runs, at this depth and batch."""
+    depths, batches = _depths(recipe, layers, batch), _batches(recipe, batch)
+    corners = {(d, b): _profile(recipe.changed(batch=b), which, whole, d).places[step] for d in depths for b in batches}
+    shared = set.intersection(*(set(corner) for corner in corners.values()))
+
+    def at(key: Key, depth: int) -> float:
+        return _line(batches, [float(corners[depth, b][key]) for b in batches], batch)
+
+    return max(_line(depths, [at(key, depth) for depth in depths], layers) for key in shared)
+
+
+def _batches(recipe: Recipe, batch: int) -> list[int]:
+    """Of the short models. Hooks leave small tensors on the card and hold others for a while: no straight line."""
+    return [batch] if recipe.offload == "activations" else [1, 2]
+
+
+def _depths(recipe: Recipe, layers: int, batch: int) -> list[int]:
+    """Of the short models: two and three blocks, or segments, or as many as fill the window of the hooks twice; the
+    model's own where it has no more."""
+    every = least = max(1, recipe.checkpoint)
+    if recipe.offload == "activations":
+        width = recipe.config().hidden_size
+        saved = 34 * width * batch * recipe.seq * (1 if recipe.precision in steps.WEIGHTS else 2)
+        least = -(-int(WINDOW / saved) // every) * every if recipe.checkpoint == 0 else 8 * every
+    first = every + max(every, least)
+    return [first, first + every] if layers > first + every else [layers]
+
+
+def _line(places: list[int], values: list[float], at: int) -> float:
+    """The value at `at` of the line through those at `places`, one or two of them."""
+    if len(places) == 1:
+        return values[0]
+    return values[0] + (at - places[0]) * (values[1] - values[0]) / (places[1] - places[0])
+
+
+def offloaded(recipe: Recipe) -> tuple[list[int], float]:
+    """Bytes of the buffers that activations on the host take in the short model, at the recipe's batch, and bytes of
+    all other blocks' buffers, each rounded up to a power of two."""
+    from .host import pinned
+
+    layers, which = int(recipe.config().num_hidden_layers), chip("h200", (9, 0))
+    plain = _plain(recipe)
+    depths = _depths(plain, layers, recipe.batch)
+    found = [
+        list(_profile(plain.changed(batch=recipe.batch), which, False, depth).buffers.elements()) for depth in depths
+    ]
+    sums = [float(sum(map(pinned, sizes))) for sizes in found]
+    return found[0], _line(depths, sums, layers) - sums[0]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A short run: the most bytes alive at each place of its first and second step, bytes alive when each began, and
+    the buffers that activations took on the host."""
+
+    places: tuple[dict[Key, int], ...]
+    alive: tuple[int, ...]
+    buffers: Counter[int]
+
+
+class _Short(Run):
+    """A run that ends after its second step, whether or not that stands for later ones."""
+
+    last_step = 2
+
+    def _settled(self) -> bool:
+        return False
+
+
+@lru_cache(maxsize=1024)
+def _profile(recipe: Recipe, which: Chip, whole: bool, layers: int) -> Profile:
+    """The recipe's model with so many blocks. Unless `whole`, nothing steps and gradients stay, so that the second step
+    is a second micro-batch."""
+    configuration, hooks = recipe.config(layers), []
+
+    def build(device: torch.device) -> Callable[[], Any]:
+        if whole:
+            step = steps.training_step(recipe, configuration, device)
+        else:
+            network = steps.network_of(recipe, configuration, device)
+            tokens = data.random_tokens(recipe.batch, recipe.seq, vocab=configuration.vocab_size, device=device)
+            step = steps.step_of(network, [tokens], recipe, backward_only=True)
+        hooks.append(step.hooks)  # type: ignore[attr-defined]
+        return step
+
+    return _followed(build, which, hooks)
+
+
+@lru_cache(maxsize=1024)
+def _stepping(recipe: Recipe, which: Chip, layers: int) -> tuple[float, float]:
+    """Bytes at the peak of the optimizer's step, gradients included, and bytes of the states that stay, at this depth:
+    the line through two short models."""
+    every = max(1, recipe.checkpoint)
+    depths = [every, 2 * every] if layers > 2 * every else [layers]
+    found = [_stepping_of(recipe, which, depth) for depth in depths]
+    peaks = [float(max(max(step.values()) for step in one.places if step)) for one in found]
+    states = [float(one.alive[1] - one.alive[0]) for one in found]
+    return _line(depths, peaks, layers), _line(depths, states, layers)
+
+
+def _stepping_of(recipe: Recipe, which: Chip, layers: int) -> Profile:
+    configuration = recipe.config(layers)
+
+    def build(device: torch.device) -> Callable[[], None]:
+        network = steps.network_of(recipe.changed(compile="none"), configuration, device)
+        parameters, optimizer = list(network.parameters()), steps.optimizer_of(network, recipe)
+
+        def step() -> None:
+            for p in parameters:
+                p.grad = torch.empty_like(p)
+                if isinstance(optimizer, stepping.GradientsOnHost):
+                    optimizer._arrived(p)
+            if recipe.clip is not None and recipe.gradients == "card":
+                torch.nn.utils.clip_grad_norm_(parameters, recipe.clip)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        return step
+
+    return _followed(build, which, [])
+
+
+def _followed(build: Callable[[torch.device], Callable[[], Any]], which: Chip, hooks: list[Any]) -> Profile:
+    run = _Short(which, stateless=True)
+    run.play(build)
+    recorder, places, alive = run.recorder, [], []
+    names = [_key(phase, module) for phase, module in recorder.places]
+    deepest = max((int(key[1][1:]) for key in names if key[1][:1] == "#"), default=0)
+    total, start = 0, 0
+    for end in run.starts:
+        highest: dict[Key, int] = {}
+        for position in range(start, end):
+            event = recorder.events[position]
+            total += recorder.sizes[event] if event >= 0 else -recorder.sizes[~event]
+            for key in _ends(names[recorder.where[position]], deepest):
+                if total > highest.get(key, 0):
+                    highest[key] = total
+        start = end
+        places.append(highest)
+        alive.append(total)
+    buffers = Counter(hooks[0].buffers) if hooks and hooks[0] is not None else Counter()
+    return Profile(tuple(places[1:]), tuple(alive), buffers)
+
+
+def _key(phase: str, module: str) -> Key:
+    """A place as the phase and either ``#`` with the number of the block, or the module outside of blocks."""
+    found = re.search(r"\.(\d+)(\.|$)", module)
+    return phase, f"#{found[1]}" if found else module
+
+
+def _ends(key: Key, deepest: int) -> list[Key]:
+    """A block by its distance from both ends: what is the last one differs with the depth."""
+    phase, place = key
+    if place[:1] != "#":
+        return [key]
+    number = int(place[1:])
+    return [(phase, f"first+{number}"), (phase, f"last-{deepest - number}")]
