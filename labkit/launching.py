@@ -88,9 +88,7 @@ class Ranks:
     processes that is none.
     """
 
-    def __init__(
-        self, processes: int, *, environment: dict[str, str] | None = None, imports: Sequence[str] = ("torch",)
-    ):
+    def __init__(self, processes: int, *, environment: dict[str, str] | None = None, imports: Sequence[str] = ()):
         if isinstance(processes, bool) or not isinstance(processes, int) or not 1 <= processes <= MOST_PROCESSES:
             raise UserError(f"processes must be a whole number from 1 to {MOST_PROCESSES}, not {processes!r}")
         self.processes = processes
