@@ -29,6 +29,8 @@ WHOLE = grader.Options(jobs=2, answer_seconds=25, cell_seconds=60, limits=SMALL)
 
 DEAF = "while True:\n    try:\n        while True: pass\n    except BaseException: pass"
 LOOSE = "class Loose:\n    def __eq__(self, other): return True\n    def __float__(self): return 1.0\n"
+CHANNEL = "import gc\n(channel,) = [o for o in gc.get_objects() if type(o).__name__ == 'Channel']\n"
+TIMER = "def honest_timer(call, wait, repeats=9):\n"
 ANSWERS: dict[str, dict[str, str]] = {
     "raises": {
         NUMBER: "product_rate = 1 / 0", OTHER: "copy_rate = (", CODE: body("raise RuntimeError('no')"),
@@ -78,6 +80,34 @@ ANSWERS: dict[str, dict[str, str]] = {
         NUMBER: "import socket\nsocket.create_connection(('192.0.2.1', 80), 1)",
         CODE: body("import urllib.request\nurllib.request.urlopen('http://192.0.2.1')"),
     },
+    "pries": {
+        NUMBER: CHANNEL + "channel.say('failed')\nproduct_rate = 1",  # without its fields
+        OTHER: "copy_rate = " + "1+" * 5000 + "1",  # too deep for the parser
+        CODE: TIMER + "    card = call.__self__\n    card.calls, card.late = 99, [1e6] * 99\n    return 1.0",
+    },
+    "pries_further": {
+        NUMBER: CHANNEL + "channel.say('exit', signal=0, strays=False)\nproduct_rate = 1",
+        OTHER: CHANNEL + "channel.say('end')\nimport os\nos._exit(0)",
+        CODE: TIMER + "    import sys\n    return getattr(sys, '_get' + 'frame')(1).f_code.co_argcount / 60",
+    },
+    "forges": {
+        CODE: CHANNEL + "channel.say('ready')\nfor _ in range(4):\n    channel.hear()\n"
+        "    channel.say('result', value=0.033, shown='')\nchannel.say('end')\nimport os\nos._exit(0)",
+    },
+    "waits_long": {  # what the card says of its own lateness is not for the answer to widen
+        CODE: TIMER + "    import time\n    for _ in range(repeats + 1):\n        call()\n        wait()\n"
+        "    for _ in range(repeats):\n        time.sleep(0.2)\n        wait()\n    return 0.09",
+    },
+    "shares": {
+        NUMBER: "import mmap\nproduct_rate = len(mmap.mmap(-1, 2**30))",
+        OTHER: "import os\ncopy_rate = os.memfd_create('x')",
+        WORDS: "import ctypes\nassert ctypes.CDLL(None).unshare(0x10020000) == 0",
+    },
+    "modern": {  # what runs in Jupyter
+        NUMBER: f"{samples.solutions()[NUMBER]}\nimport asyncio\nproduct_rate = await asyncio.sleep(0, product_rate)",
+        OTHER: "\ufeff%time " + samples.solutions()[OTHER].strip().split("\n")[-1] + "\ncopy_rate?",
+        CODE: samples.solutions()[CODE] + "\n%timeit -n1 -r1 (7\\\n% 4)",
+    },
     "wrong": {NUMBER: "product_rate = 12.0"},
     "own_helper": {NUMBER: samples.solutions()[NUMBER]},
 }  # fmt: skip
@@ -91,6 +121,7 @@ def submissions(folder: Path) -> None:
     hand_in(folder, "not_json", "{" * 100_000)
     hand_in(folder, "not_json_either", b"\x00\xff" * 100)
     hand_in(folder, "empty", "")
+    hand_in(folder, "long", samples.changed(solved(), lambda n: n.cells.append(_code("if a: a = a\n" * 100_000))))
     hand_in(folder, "no_cells", {"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
     hand_in(folder, "another", notebook("01_baseline_oom"))
     hand_in(folder, "renamed", solved(), "my homework (2).ipynb")
@@ -188,9 +219,15 @@ EXPECTED: list[tuple[str, str, str, float]] = [
     *(("equal", e, "tampered", 0) for e in (NUMBER, OTHER, CODE)),
     *(("patches", e, "tampered", 0) for e in (NUMBER, OTHER, CODE)),
     *(("peeps", e, "tampered", 0) for e in MAXIMUM),
+    *(("pries", e, s, 0) for e, s in ((NUMBER, "tampered"), (OTHER, "error"), (CODE, "tampered"))),
+    *(("pries_further", e, s, 0) for e, s in ((NUMBER, "tampered"), (OTHER, "crashed"), (CODE, "tampered"))),
+    ("forges", CODE, "tampered", 0), ("waits_long", CODE, "wrong", 0),
+    *(("shares", e, "error", 0) for e in (NUMBER, OTHER, WORDS)),
+    ("modern", NUMBER, "graded", 1), ("modern", OTHER, "graded", 1), ("modern", CODE, "graded", 4),
     ("writes", NUMBER, "tampered", 0), ("writes", OTHER, "graded", 1),
     ("calls_home", NUMBER, "tampered", 0), ("calls_home", CODE, "tampered", 0),
-    *((s, e, "unreadable", 0) for s in ("not_json", "not_json_either", "empty", "no_cells", "link") for e in MAXIMUM),
+    *((s, e, "unreadable", 0) for s in ("not_json", "not_json_either", "empty", "long") for e in MAXIMUM),
+    *((s, e, "unreadable", 0) for s in ("no_cells", "link") for e in MAXIMUM),
     ("renamed", NUMBER, "graded", 1),
     ("edited_check", NUMBER, "tampered", 0), ("edited_points", NUMBER, "tampered", 0),
     ("deleted_check", NUMBER, "tampered", 0), ("deleted_answer", NUMBER, "tampered", 0),

@@ -135,7 +135,7 @@ def test_a_forged_result_is_no_more_than_data(runner: Runner) -> None:
     )
     outcome = tried(runner, forged)
     assert len(outcome.values) == 2 and judged(outcome) == [False, False], "who asks nothing has seen nothing"
-    late = tried(runner, CHANNEL + 'channel.say("ready")\nchannel.say("ready")')
+    late = tried(runner, CHANNEL + 'channel.say("ready")\nchannel.say("ready")\nimport time\ntime.sleep(9)')
     assert late.tampered[-1:] == ["sends something else than an answer"] and judged(late) == []
 
 

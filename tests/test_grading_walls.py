@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from labkit import places
 from labkit.grading import running, sandbox, wire
 from labkit.grading.runner import Runner
 from labkit.grading.slicing import Cell, Piece
@@ -71,6 +75,39 @@ try:
 except OSError:
     seen = len(children)
 """
+CALLS = """
+import ctypes, mmap, os
+
+def tried(action):
+    try:
+        return str(action())
+    except OSError as error:
+        return error.errno
+
+libc = ctypes.CDLL(None)
+seen = {
+    "namespaces": libc.unshare(0x10000000 | 0x00020000), "memfd": tried(lambda: os.memfd_create("x")),
+    "shared": tried(lambda: mmap.mmap(-1, 2**20)), "system v": libc.shmget(0, 4096, 0o1600),
+    "own": len(mmap.mmap(-1, 2**20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)),
+    "its memory": tried(lambda: open(f"/proc/{os.getppid()}/mem", "rb")),
+    "its files": tried(lambda: os.listdir(f"/proc/{os.getppid()}/fd")),
+    "command": open("/proc/1/cmdline").read().split("\\0"),
+    "environment": tried(lambda: open("/proc/1/environ").read()),
+    "root": tried(lambda: open("/x", "w")), "shm": os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize,
+}
+"""
+SHARE = """
+import mmap, time
+maps = []
+for number in range(2):
+    file = open(f"/tmp/{number}", "wb+")
+    file.truncate(100 * 2**20)
+    one = mmap.mmap(file.fileno(), 0)
+    one[:] = b"x" * len(one)
+    maps.append(one)
+time.sleep(20)
+seen = len(maps)
+"""
 LIMITS = sandbox.Limits(scratch=64 * 2**20, processes=40)
 
 
@@ -114,6 +151,36 @@ def test_what_can_be_taken(runner: Runner) -> None:
     assert found["written"] <= LIMITS.scratch and found["error"] == 28
     assert seen(runner, LARGE) == (LIMITS.file, LIMITS.processes)
     assert seen(runner, SPAWN) < LIMITS.processes
+
+
+def test_what_would_undo_the_walls_is_refused(runner: Runner) -> None:
+    found = seen(runner, CALLS)
+    assert (found["namespaces"], found["system v"], found["own"]) == (-1, -1, 2**20)
+    assert (found["memfd"], found["shared"], found["root"]) == (errno.EPERM, errno.ENOMEM, errno.EROFS)
+    assert found["its memory"] == found["its files"] == errno.EACCES
+    assert found["command"][:5] == ["bwrap", "--args", found["command"][2], "--seccomp", found["command"][4]]
+    assert not [word for word in found["command"] if "bind" in word or str(places.home()) == word]
+    assert isinstance(found["environment"], int) or "LABKIT" not in found["environment"]
+    assert found["shm"] == sandbox.SHARED_BYTES
+
+
+def test_memory_that_is_shared_counts() -> None:
+    box = sandbox.Sandbox(dataclasses.replace(LIMITS, total=180 * 2**20, scratch=512 * 2**20))
+    greedy = Runner(lambda: box.launch("labkit.grading.inside"), box.setup(preload=[]))
+    (answer,) = running.to_message([Piece(Cell("product_rate", SHARE, "answer"))])
+    outcome = greedy.run({"before": [], "answer": answer, "variable": "seen", "seconds": 60})
+    greedy.close()
+    assert outcome.ending == "crashed" and "took more than 180" in outcome.reason
+
+
+def test_folders_of_the_grader_below_what_is_shown_are_empty(tmp_path: Path) -> None:
+    """This Python's own folder is shown; a course may be kept in it, as in /usr/src."""
+    with tempfile.TemporaryDirectory(dir=sys.prefix) as kept:
+        (Path(kept) / "answers.txt").write_text("all of them")
+        box = sandbox.Sandbox(LIMITS, hide=[Path(kept)])
+        made = Runner(lambda: box.launch("labkit.grading.inside"), box.setup(preload=[]))
+        assert seen(made, f"import os\nseen = os.path.isdir({kept!r}), os.listdir({kept!r})") == (True, [])
+        made.close()
 
 
 def test_what_an_answer_leaves_behind_does_not_meet_the_next(runner: Runner) -> None:
