@@ -43,7 +43,7 @@ def split_layers(sizes, cards):
     where = [layer * cards // len(sizes) for layer in range(len(sizes))]
     return [[layer for layer, c in enumerate(where) if c == card] for card in range(cards)]
 
-# %% answer="split_layers" score=0 status="wrong" what="counts cards from one"
+# %% answer="split_layers" score=0.5 status="partial" what="counts cards from one"
 def split_layers(sizes, cards):
     return [1 + layer * cards // len(sizes) for layer in range(len(sizes))]
 
