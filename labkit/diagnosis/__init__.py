@@ -128,7 +128,7 @@ def _conclude(
 ) -> Diagnosis:
     case.numbers = counting.of(case.reading, case.error, case.oom, case.settings, case.passages)
     notes = _notes(case)
-    total = case.oom.total if case.oom else None
+    total = (case.oom.allowed or case.oom.total) if case.oom else None
     if report is not None and report.budget_bytes and budget is None:
         budget = report.budget_bytes
     there_is = effecting.room(budget, card, total)
@@ -146,7 +146,7 @@ def _conclude(
     causes = tuple(_cause(entry, weight, evidence, case, predicted) for entry, weight, evidence in kept)
     if predicted is not None and causes:
         _together(predicted, notes)
-    if not causes:
+    if not causes and not any("nothing is needed" in note for note in notes):
         notes.append(_unknown(case))
     return Diagnosis(causes, tuple(notes), case.oom.numbers() if case.oom else {})
 
@@ -223,12 +223,12 @@ def _predict(
             notes.append(
                 f"{recipe}: predicted peak {show_bytes(base.peak_bytes)}; --card or --budget tells whether that fits"
             )
-        elif there_is.fits(effecting.reserved(base)):
+        elif effecting.fits(recipe, card, there_is):
             notes.append(
                 f"{recipe}: predicted peak {show_bytes(base.peak_bytes)}, fits {there_is.what}: nothing is needed"
             )
         else:
-            words = f"{recipe} needs {show_bytes(effecting.reserved(base))} and there is {there_is.what}"
+            words = f"{recipe} peaks at {show_bytes(base.peak_bytes)} and does not fit {there_is.what}"
             case.numbers.put("oom", True, 0, f"predicted: {words}")
     if "oom" not in case.numbers:
         return None

@@ -24,9 +24,10 @@ class Room:
     what: str
     context_bytes: int = 0  # taken from it outside the allocator
 
-    def fits(self, reserved: int) -> bool:
-        """Whether a step that reserves so much fits."""
-        return reserved + self.context_bytes <= self.limit_bytes
+    @property
+    def for_torch(self) -> int:
+        """What PyTorch's allocator may reserve."""
+        return max(1, self.limit_bytes - self.context_bytes)
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,12 @@ class Effect:
     after_bytes: int
     fits: bool | None
     what: str = ""
+    limit_bytes: int = 0
 
     def __str__(self) -> str:
         verdict = "" if self.fits is None else f", {'fits' if self.fits else 'does not yet fit'} {self.what}"
+        if self.fits is False and self.after_bytes < self.limit_bytes:
+            verdict += " in the pieces that the allocator needs"
         return f"predicted peak {show_bytes(self.before_bytes)} -> {show_bytes(self.after_bytes)}{verdict}"
 
 
@@ -86,12 +90,18 @@ def recipe_of(settings: Settings, raw: dict[str, Any] | None = None) -> Recipe |
         return None
 
 
-def predict(recipe: Recipe, card: str | None, trace: bool = False) -> Report:
-    """The prediction for `recipe` without a cap. Raises `UserError` for a recipe that cannot be built."""
+def predict(recipe: Recipe, card: str | None, *, budget_bytes: int | None = None, trace: bool = False) -> Report:
+    """The prediction for `recipe`; under a cap the same run is only replayed. Raises `UserError` for a recipe that
+    cannot be built."""
     from .. import memory, quiet
 
     quiet.transformers()
-    return memory.predict_recipe(recipe, card=card, trace=trace)
+    return memory.predict_recipe(recipe, card=card, budget_bytes=budget_bytes, trace=trace)
+
+
+def fits(recipe: Recipe, card: str | None, there_is: Room) -> bool:
+    """Whether the step runs in what there is: the allocator gives cached segments back before it fails."""
+    return predict(recipe, card, budget_bytes=there_is.for_torch).ok
 
 
 class Effects:
@@ -112,13 +122,13 @@ class Effects:
         return self._known[fields]
 
     def best_together(self) -> tuple[tuple[tuple[str, Any], ...], Effect] | None:
-        """Of the changes predicted so far, the first few (largest saving first) that fit together; None where one fits
-        alone or all together do not."""
+        """Of the changes predicted so far, the first few (gentlest first) that fit together; None where one fits alone
+        or all together do not."""
         useful = [(f, e) for f, e in self._known.items() if e is not None and e.after_bytes < 0.995 * e.before_bytes]
         if self.room is None or not useful or any(e.fits for _, e in useful):
             return None
         taken: tuple[tuple[str, Any], ...] = ()
-        for fields, _ in sorted(useful, key=lambda pair: pair[1].after_bytes):
+        for fields, _ in sorted(useful, key=lambda pair: (_cost(pair[0]), pair[1].after_bytes)):
             if taken and {name for name, _ in taken} & {name for name, _ in fields}:
                 continue
             both = self._predicted((*taken, *fields)) if taken else None
@@ -143,35 +153,38 @@ class Effects:
                 changed[name] = value
         try:
             recipe = self.recipe.changed(**changed)
-            if recipe == self.recipe:
-                return None
             report = predict(recipe, self.card)
+            verdict = fits(recipe, self.card, self.room) if self.room else None
         except UserError:  # not a combination that exists
             return None
         before, after = self.base.peak_bytes, report.peak_bytes
         if before is None or after is None:
             return None
-        return Effect(
-            before, after, self.room.fits(reserved(report)) if self.room else None, self.room.what if self.room else ""
-        )
+        if self.room is None:
+            return Effect(before, after, verdict)
+        return Effect(before, after, verdict, self.room.what, self.room.for_torch)
 
 
-def reserved(report: Report) -> int:
-    """The larger of a report's two reserved peaks."""
-    return max((p.reserved_bytes for p in (report.first, report.steady) if p), default=0)
+def _cost(fields: tuple[tuple[str, Any], ...]) -> int:
+    """How much a change costs, as an order: nothing, some time, another step, the bus, other data."""
+    order = ("attention", "activation", "loss", "expandable_segments", "checkpoint", "optimizer", "batch", "precision")
+    known = [order.index(name) if name in order else len(order) + (name == "seq") for name, _ in fields]
+    return max(known)
 
 
 def shares(report: Report) -> dict[str, float]:
-    """Of what is alive at the peak (or at the failure): the shares of states, activations and logits."""
+    """Of what is alive at the peak (or at the failure): the shares of states, activations, logits, and of the
+    activations those that attention made itself."""
     holdings = report.failure.alive if report.failure else report.alive
     total = sum(h.nbytes for h in holdings)
     if not total:
         return {}
-    sums = {"states": 0, "activation": 0, "logits": 0}
+    sums = {"states": 0, "activation": 0, "logits": 0, "attention": 0}
     for h in holdings:
         if h.category in ("parameter", "gradient", "optimizer state"):
             sums["states"] += h.nbytes
         elif h.category in ("activation", "temporary"):
             head = h.module in ("", "lm_head", "embed_out") and h.phase in ("forward", "backward", "recompute")
             sums["logits" if head else "activation"] += h.nbytes
+            sums["attention"] += h.nbytes if h.module.endswith(".attn") else 0
     return {name: size / total for name, size in sums.items()}

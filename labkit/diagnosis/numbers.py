@@ -27,6 +27,7 @@ NAMES = {
     "memory.growth", "utilisation.median", "utilisation.count", "data.share", "mfu.largest", "step_seconds.slowdown",
     "error.kind",
     *(f"ratio.{pair.name}" for pair in PAIRS), "held.states_share", "held.activation_share", "held.logits_share",
+    "held.attention_share",
 }  # fmt: skip
 _VOCABULARIES = (50257, 50304, 50258, 50260, 32000, 49152, 128256, 151936)
 

@@ -21,11 +21,14 @@ from ..units import UserError
 from .series import Series
 
 _PIECE = 1 << 20  # bytes read at once
-_LONGEST = 4000  # characters of a line that are looked at
-HEAD, TAIL, NEW = 1500, 3000, 8000  # lines kept
-_KEPT_CHARACTERS = 2_000_000
+_LONGEST = 1600  # characters of a line that are looked at
+HEAD, TAIL, NEW = 1500, 3000, 6000  # lines kept
+_KEPT_CHARACTERS = 500_000
+_EVERY = 10_000  # after so many lines, series are read from one line in _SAMPLED, and from the last TAIL lines
+_SAMPLED = 16
 _TEMPLATES = 200_000
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b\x0e-\x1f]")
+_ENDLESS = re.compile(r"\S{300,}")
 _DIGITS = str.maketrans("0123456789", "0" * 10)
 _LOWER = str.maketrans({chr(c): chr(c + 32) for c in range(65, 91)})
 _MAGIC = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zX": "xz", b"(\xb5/\xfd": "zstd"}
@@ -104,18 +107,22 @@ def keep(lines: Iterable[str]) -> Reading:
     tail: deque[tuple[int, str]] = deque(maxlen=TAIL)
     number = size = 0
     for number, line in enumerate(lines, start=1):
-        line = line[:_LONGEST]
-        template = line[:160].translate(_DIGITS)
-        fresh = template not in seen
-        if fresh and len(seen) < _TEMPLATES:
-            seen.add(template)
-        series.feed(number, line)
+        if len(line) > 300:
+            line = _ENDLESS.sub(lambda m: f"{m[0][:200]}...", line[:_LONGEST])
         room = len(kept) < HEAD + NEW and size < _KEPT_CHARACTERS
-        if room and (fresh or number <= HEAD):
-            kept.append((number, line))
-            size += len(line)
-        else:
-            tail.append((number, line))
+        if room:
+            template = line[:160].translate(_DIGITS)
+            fresh = template not in seen
+            if fresh and len(seen) < _TEMPLATES:
+                seen.add(template)
+            if fresh or number <= HEAD:
+                kept.append((number, line))
+                size += len(line)
+        if len(tail) == TAIL:
+            _feed(series, *tail[0])
+        tail.append((number, line))
+    for item in tail:
+        series.feed(*item)
     size = 0
     ending: list[tuple[int, str]] = []
     for item in reversed(tail):
@@ -123,9 +130,15 @@ def keep(lines: Iterable[str]) -> Reading:
         if size > _KEPT_CHARACTERS:
             break
         ending.append(item)
-    rows = sorted([*kept, *ending])
+    rows = sorted({*kept, *ending})
     text = "\n".join(line for _, line in rows)
     return Reading(text, text.translate(_LOWER), [n for n, _ in rows], number, series)
+
+
+def _feed(series: Series, number: int, line: str) -> None:
+    """Read the numbers of a line that the end of the log has left behind; of a long log, of some of them."""
+    if number <= _EVERY or number % _SAMPLED == 0 or "nan" in line:
+        series.feed(number, line)
 
 
 def _split(stream: IO[bytes], name: str) -> Iterator[str]:

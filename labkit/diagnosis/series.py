@@ -13,13 +13,13 @@ _NUMBER = r"(nan|-?inf|[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?)"
 _END = r"(?![\w.])"
 _SIZE = r"(\d+(?:\.\d+)?) ?(gib|gb|mib|mb)\b"
 PATTERNS: dict[str, re.Pattern[str]] = {
-    name: re.compile(pattern, re.IGNORECASE)
+    name: re.compile(pattern)  # over lower-case lines
     for name, pattern in {
         "loss": rf"(?<![a-z_/])(?<!eval )(?<!val )(?:train(?:ing)?[_ /]?)?loss['\"]?\s{{0,4}}[:= ]\s{{0,4}}['\"]?(?:tensor\()?{_NUMBER}{_END}",
         "grad_norm": rf"grad(?:ient)?[_ ]?norm['\"]?\s{{0,4}}[:= ]\s{{0,4}}['\"]?{_NUMBER}{_END}",
         "scale": rf"(?:loss[_ ]?scale|grad[_ ]?scale|scaler?)['\"]?\s{{0,4}}[:= ]\s{{0,4}}{_NUMBER}{_END}",
         "memory": rf"(?:memory|mem|allocated|vram|max_mem)\w*(?:[^\d\n]{{0,24}}?){_SIZE}",
-        "utilisation": r"(?:gpu[ _-]?)?util(?:i[sz]ation)?(?:\.gpu)?[^\d%\n]{0,16}?(\d{1,3}(?:\.\d+)?) ?%|\d+MiB ?/ *\d+MiB \| +(\d{1,3})%",
+        "utilisation": r"(?:gpu[ _-]?)?util(?:i[sz]ation)?(?:\.gpu)?[^\d%\n]{0,16}?(\d{1,3}(?:\.\d+)?) ?%|\d+mib ?/ *\d+mib \| +(\d{1,3})%",
         "mfu": r"\bmfu\b[^\d\n-]{0,14}(-?\d+(?:\.\d+)?) ?(%?)",
         "step_seconds": r"(\d+(?:\.\d+)?) ?s/it|(?:time|step|dt|took)\w*[ :=]{1,3}(\d+(?:\.\d+)?) ?ms",
         "data_seconds": r"data(?:[_ ]?(?:time|load(?:ing)?|wait|fetch))+\w*[ :=(]{1,4}(\d+(?:\.\d+)?) ?(ms|s)?\b",
@@ -29,15 +29,15 @@ PATTERNS: dict[str, re.Pattern[str]] = {
 }
 _HINTS = {
     "loss": ("loss",), "grad_norm": ("norm",), "scale": ("scale",),
-    "memory": ("mem", "allocated", "vram"), "utilisation": ("util", "MiB |"), "mfu": ("mfu",),
+    "memory": ("mem", "allocated", "vram"), "utilisation": ("util", "mib |"), "mfu": ("mfu",),
     "step_seconds": ("s/it", "ms"), "data_seconds": ("data",), "whole_seconds": ("time",), "rate": ("it/s",),
 }  # fmt: skip
 # the end of a run that went well, or a run that goes on
 DONE = re.compile(
     r"train_runtime|training (?:is )?(?:completed|complete|finished|done)|(?:saved|saving) (?:final )?(?:model|checkpoint)"
-    r"|finished training|=+ \d+ passed|successfully",
-    re.IGNORECASE,
+    r"|finished training|=+ \d+ passed|successfully"
 )
+_DONE_HINTS = ("train", "sav", "passed", "success")
 _MOST = 4096
 
 
@@ -83,12 +83,12 @@ class Series:
         """Read the numbers of a line."""
         low = line.lower()
         for name, hints in _HINTS.items():
-            if not any(hint in low or hint in line for hint in hints):
+            if not any(hint in low for hint in hints):
                 continue
-            match = PATTERNS[name].search(line)
+            match = PATTERNS[name].search(low)
             if match:
                 self._take(name, number, match)
-        if DONE.search(line):
+        if any(hint in low for hint in _DONE_HINTS) and DONE.search(low):
             self.done_line = number
 
     def _take(self, name: str, number: int, match: re.Match[str]) -> None:

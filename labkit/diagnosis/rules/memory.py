@@ -182,6 +182,7 @@ RULES = (
             Number("oom.place", "=", "attention", 0.5, "it came in attention"),
             Number("oom.scores_seq", ">", 0, 0.6, "what was wanted is one matrix of scores of {value} tokens"),
             Setting("attention", "=", "eager", 0.5),
+            Number("held.attention_share", ">=", 0.35, 0.6, "what attention stores is {value} of what is alive"),
             Frame(r"eager_attention|:_attn\b|attn_weights|softmax\(|baddbmm|attention_scores|attn_dropout|torch\.matmul\(q", 0.6),
             Topic("eager attention", 0.2),
         ),
