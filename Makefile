@@ -4,20 +4,23 @@
 #                              (for example https://download.pytorch.org/whl/cu126); `labkit doctor` says when
 #   LESSONS="00 01"            the lessons that `make course` runs
 #   LAB="--no-browser"         options for JupyterLab
+#   RUN=runs/ID                the run that `make book` takes its outputs from
 PYTHON ?= python3
 TORCH_INDEX ?=
 LESSONS ?=
 LAB ?=
 WORKERS ?= 2
+RUN ?=
 
 VENV := .venv/bin
 # a Python asked for by name rebuilds .venv when it is another one; the default never throws an environment away
 RECREATE := $(if $(filter command,$(origin PYTHON)),--recreate)
+CHROMIUM := $(shell command -v chromium chromium-browser google-chrome google-chrome-stable 2>/dev/null | head -n 1)
 .DEFAULT_GOAL := help
-.PHONY: help setup course lab test test-fast test-gpu test-grading lint notebooks solutions bench-memory bench-capstone lock clean
+.PHONY: help setup course lab test test-fast test-gpu test-grading lint notebooks solutions book test-browser bench-memory bench-capstone bench-plan bench-robustness bench-overheads lock clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 26
 
 setup: ## make .venv from requirements.lock; once, and nothing when nothing changed
 	@"$(PYTHON)" tools/setup.py $(RECREATE) $(if $(TORCH_INDEX),--torch-index "$(TORCH_INDEX)")
@@ -32,6 +35,7 @@ lab: setup ## copy notebooks/ to work/ once and open JupyterLab there
 test: setup lint ## everything that CI runs: lint, every test that needs no card, every notebook untouched
 	@$(VENV)/labkit fetch || echo "going on without it: lessons then show reference rows instead"
 	LABKIT_RUN="$(CURDIR)/runs/nbmake" $(VENV)/python -m pytest -n $(WORKERS) -m "not grading" --nbmake --nbmake-timeout=600 tests notebooks
+	@$(if $(CHROMIUM),$(MAKE) --no-print-directory test-browser,echo "no Chromium here: the tests in a browser are left out")
 
 test-fast: setup ## the quick tests, under 3 minutes
 	$(VENV)/python -m pytest -n $(WORKERS) -m "not slow and not grading" tests
@@ -44,6 +48,10 @@ test-grading: setup ## grading: every attack and every answer, in sandboxes (Lin
 	@command -v bwrap >/dev/null || { echo "the sandbox needs bubblewrap: apt install bubblewrap" >&2; exit 1; }
 	$(VENV)/python -m pytest -n $(WORKERS) -m grading tests
 
+test-browser: setup ## a lesson in JupyterLab and the book, in a headless Chromium (apt install chromium)
+	@test -n "$(CHROMIUM)" || { echo "there is no Chromium: apt install chromium" >&2; exit 1; }
+	$(VENV)/python -m pytest tests/in_browser.py
+
 lint: setup ## ruff (style and format) and mypy (types)
 	$(VENV)/ruff check .
 	$(VENV)/ruff format --check .
@@ -55,6 +63,9 @@ notebooks: setup ## make notebooks/ from lessons/
 solutions: setup ## make and run the solved notebooks
 	@$(VENV)/python -m labkit.notebooks solutions
 
+book: setup ## the course as a static site in book/, to read without Jupyter (RUN=runs/ID for the outputs of that run)
+	@$(VENV)/python tools/book.py $(if $(RUN),--run "$(RUN)")
+
 bench-memory: setup ## prediction against measurement, as tables
 	@$(VENV)/python bench/memory.py
 
@@ -64,6 +75,15 @@ bench-capstone: setup ## lesson 12 on a card: the ablation of GPT-2 XL, training
 	@$(VENV)/python bench/capstone_case.py cost
 	@$(VENV)/python bench/capstone_case.py quality
 	@$(VENV)/python bench/capstone_orders.py
+
+bench-robustness: setup ## kills, full disks, read-only folders, clocks, two runs at once: what a run survives (Linux; half an hour)
+	@$(VENV)/python bench/robustness.py
+
+bench-overheads: setup ## what measuring costs: the timing pass, the tracer's pass, imports, a run of the course
+	@$(VENV)/python bench/overheads.py
+
+bench-plan: setup ## the planner's picks against a measured search, as a table
+	@$(VENV)/python bench/plan.py table
 
 lock: ## resolve requirements.lock again from pyproject.toml (needs uv)
 	@"$(PYTHON)" tools/lock.py
