@@ -17,7 +17,7 @@ VENV := .venv/bin
 RECREATE := $(if $(filter command,$(origin PYTHON)),--recreate)
 CHROMIUM := $(shell command -v chromium chromium-browser google-chrome google-chrome-stable 2>/dev/null | head -n 1)
 .DEFAULT_GOAL := help
-.PHONY: help setup course lab test test-fast test-gpu test-grading lint notebooks solutions book test-browser bench-memory bench-capstone bench-plan bench-robustness bench-overheads lock clean
+.PHONY: help setup course lab test test-fast test-gpu test-grading lint notebooks solutions book test-browser bench-memory bench-capstone bench-plan bench-grading bench-robustness bench-overheads lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 26
@@ -44,7 +44,7 @@ test-gpu: setup ## the tests that need a card, and every notebook on it
 	$(VENV)/python -m pytest -m gpu tests
 	LABKIT_RUN="$(CURDIR)/runs/nbmake" $(VENV)/python -m pytest --nbmake --nbmake-timeout=1200 notebooks
 
-test-grading: setup ## grading: every attack and every answer, in sandboxes (Linux, bubblewrap; about 20 minutes)
+test-grading: setup ## grading: every attack and every answer, in sandboxes (Linux, bubblewrap, Chromium; about 20 minutes)
 	@command -v bwrap >/dev/null || { echo "the sandbox needs bubblewrap: apt install bubblewrap" >&2; exit 1; }
 	$(VENV)/python -m pytest -n $(WORKERS) -m grading tests
 
@@ -75,6 +75,9 @@ bench-capstone: setup ## lesson 12 on a card: the ablation of GPT-2 XL, training
 	@$(VENV)/python bench/capstone_case.py cost
 	@$(VENV)/python bench/capstone_case.py quality
 	@$(VENV)/python bench/capstone_orders.py
+
+bench-grading: setup ## how long grading takes: up to 60 hand-ins, one and two jobs (Linux, bubblewrap; about 20 minutes)
+	$(VENV)/python bench/grading.py
 
 bench-robustness: setup ## kills, full disks, read-only folders, clocks, two runs at once: what a run survives (Linux; half an hour)
 	@$(VENV)/python bench/robustness.py

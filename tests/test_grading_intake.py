@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -174,6 +176,21 @@ def test_a_file_that_can_be_read_goes_before_one_that_cannot(tmp_path):
     (tmp_path / "ada" / BUNDLE).write_text("PK")
     found = {s.lesson: s for s in opened(tmp_path)}
     assert not found[NAME].unreadable and "can be read" in found[NAME].findings[-1].text
+
+
+def test_the_line_of_the_instructors_manual_sorts_what_canvas_downloads(tmp_path):
+    """Canvas: name of the student, perhaps LATE, two numbers, name of the file, all with underscores between them."""
+    (line,) = re.findall(r"^for file in .*$", (HOME / "instructor" / "README.md").read_text(), re.M)
+    folder = tmp_path / "in"
+    for name in ("lovelaceada_101_2001_00_environment.ipynb", "bool_LATE_102_2002_00_environment (1)-1.ipynb"):
+        hand_in(tmp_path, "in", solved(), name)
+    bundle(tmp_path, "in", f"hopper_103_2003_{BUNDLE}")
+    subprocess.run(["bash", "-c", line], cwd=folder, check=True)
+    found = opened(folder)
+    assert {s.entry.student: (s.lesson, s.unreadable) for s in found} == dict.fromkeys(
+        ("bool", "hopper", "lovelaceada"), (NAME, "")
+    )
+    assert not intake.collect(folder).left_out
 
 
 def test_notebooks_of_a_size_that_no_lesson_has_are_not_looked_through(tmp_path):
