@@ -162,6 +162,8 @@ def test_the_seed_of_hidden_inputs_is_the_students_own_stays_and_is_nobodys_to_k
     key = session.key_of(tmp_path / "out")
     assert session.key_of(tmp_path / "out") == key != session.key_of(tmp_path / "another")
     assert (tmp_path / "out" / "seeds.key").stat().st_mode & 0o077 == 0
+    (tmp_path / "another" / "seeds.key").write_bytes(b"")  # killed while it was made
+    assert len(session.key_of(tmp_path / "another")) == session.KEY_BYTES
     seeds = {session.seed_of(key, s, NAME, e) for s in ("ada", "bob") for e in MAXIMUM}
     assert len(seeds) == 8 and session.seed_of(key, "ada", NAME, CODE) in seeds
     assert session.seed_of(b"another", "ada", NAME, CODE) not in seeds

@@ -29,6 +29,7 @@ from .slicing import Cell
 
 ASK_SECONDS = 600.0  # the first question may run the lesson's given cells
 ANSWER_SECONDS = 30.0
+KEY_BYTES = 64
 SEED_BYTES = 6  # not to be guessed in the time of an exercise, and exact in any program's numbers
 
 
@@ -76,17 +77,19 @@ def key_of(out: Path) -> bytes:
     """The key of the seeds of everything that is graded into the folder `out`: made once, for its owner's eyes only, so
     that no student knows the hidden inputs before, and grading again gives the same."""
     file = out / "seeds.key"
-    with contextlib.suppress(FileExistsError):
+    if not file.is_file() or file.stat().st_size < KEY_BYTES:
         out.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as made:
-            made.write(secrets.token_hex(32).encode())
+        descriptor, part = tempfile.mkstemp(dir=out)  # mode 600
+        with os.fdopen(descriptor, "wb") as made:
+            made.write(secrets.token_hex(KEY_BYTES // 2).encode())
+        os.replace(part, file)
     return file.read_bytes()
 
 
 def seed_of(key: bytes, student: str, lesson: str, exercise: str) -> int:
     """The seed of a student's hidden inputs: the same each time the exercise is graded with this key."""
     words = repr((student, lesson, exercise)).encode("utf-8", "replace")
-    return int.from_bytes(hashlib.blake2b(words, key=key[:64], digest_size=SEED_BYTES).digest(), "big")
+    return int.from_bytes(hashlib.blake2b(words, key=key[:KEY_BYTES], digest_size=SEED_BYTES).digest(), "big")
 
 
 def modules(file: Path, lesson: lessons.Lesson, tests: Mapping[str, hidden.Exercise]) -> list[str]:
