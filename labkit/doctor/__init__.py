@@ -12,14 +12,18 @@ import warnings
 from collections.abc import Callable
 
 from ..units import UserError
-from . import card, environment, host
+from . import card, environment, host, software, wiring
 from .check import FAIL, OK, WARN, Check, first_line
 
 CHECKS: tuple[Callable[[], Check | None], ...] = (
     environment.python, environment.isolation, environment.packages,
-    card.torch_build, card.driver, card.usable, card.dtypes, card.memory, card.bitsandbytes,
-    environment.kernel, host.memory, host.shared_memory, host.disk, host.models,
+    card.torch_build, card.driver, card.usable, card.dtypes, card.memory, wiring.bus, wiring.spill,
+    software.compiler, software.bitsandbytes, software.optional,
+    environment.kernel, host.memory, host.shared_memory, host.disk, host.caches, host.models,
 )  # fmt: skip
+
+
+_NEED_TORCH = (card.__name__, wiring.__name__, software.__name__)
 
 
 def examine() -> list[Check]:
@@ -28,7 +32,7 @@ def examine() -> list[Check]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what torch warns about a driver is a finding here
         for check in CHECKS:
-            if check.__module__ == card.__name__ and any(c.name == "torch" and c.status == FAIL for c in found):
+            if check.__module__ in _NEED_TORCH and any(c.name == "torch" and c.status == FAIL for c in found):
                 continue  # nothing can be said about the card without torch
             name = check.__name__.replace("_", " ")
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from .. import machine
 from ..units import show_bytes
@@ -178,20 +179,28 @@ def _compiled_for(capability: tuple[int, int] | None) -> bool:
 
 
 def dtypes() -> Check | None:
-    """Which number formats the card multiplies natively; `is_bf16_supported()` also counts emulation."""
+    """Which number formats each card multiplies natively; `is_bf16_supported()` also counts emulation."""
     if not machine.has_gpu():
         return None
-    capability = machine.here().capability
-    assert capability is not None
-    found = machine.native_dtypes(capability)
-    native = ", ".join(name for name, dtype in found.items() if dtype.native)
-    if not found["bf16"].native:
-        return Check("number formats", WARN, f"native: {native}; {found['bf16'].reason}")
-    return Check("number formats", OK, f"native: {native}")
+    import torch
+
+    here = machine.here()
+    assert here.capability is not None
+    others = {torch.cuda.get_device_capability(i) for i in range(1, here.cards)}
+    lines, wrong = [], False
+    for capability in (here.capability, *sorted(others - {here.capability})):
+        found = machine.native_dtypes(capability)
+        native = ", ".join(name for name, dtype in found.items() if dtype.native)
+        wrong |= not found["bf16"].native
+        reason = "" if found["bf16"].native else f"; {found['bf16'].reason}"
+        which = f"sm_{capability[0]}{capability[1]}: " if others - {here.capability} else ""
+        lines.append(f"{which}native: {native}{reason}")
+    fix = "precision fp16 in recipes, fp16=True (not bf16) in TrainingArguments" if wrong else ""
+    return Check("number formats", WARN if wrong else OK, "; ".join(lines), fix)
 
 
 def memory() -> Check | None:
-    """How much of the card is free, who holds the rest, and whether the budget fits."""
+    """How much of each card is free, who holds the rest, and whether the budget fits the first."""
     budget = machine.default_budget()
     if not machine.has_gpu():
         return None
@@ -201,19 +210,26 @@ def memory() -> Check | None:
     detail = f"{show_bytes(free)} of {show_bytes(total)} free, budget {show_bytes(budget)}"
     if holders := _holders():
         detail += f"; held by {', '.join(holders)}"
+    for index in range(1, torch.cuda.device_count()):
+        rest, whole = torch.cuda.mem_get_info(index)
+        held = _holders(index)
+        detail += f"; card {index}: {show_bytes(rest)} of {show_bytes(whole)} free"
+        detail += f", held by {', '.join(held)}" if held else ""
     if budget > total:
         return Check("card memory", FAIL, f"{detail}: the budget is larger than the card", "LABKIT_BUDGET=6GiB, say")
     if budget > free:
-        return Check("card memory", WARN, f"{detail}: the budget does not fit beside that", "close what holds it")
+        fix = "close what holds it (restart old notebook kernels, kill PID), or choose a card: CUDA_VISIBLE_DEVICES=1"
+        return Check("card memory", WARN, f"{detail}: the budget does not fit beside that", fix)
     return Check("card memory", OK, detail)
 
 
-def _holders() -> list[str]:
-    """Other processes on the first card, with their memory where the driver tells."""
+def _holders(index: int = 0) -> list[str]:
+    """Other processes on a card, with name and memory where the driver tells; the largest first."""
     library = machine.nvml()
     if library is None:
         return []
-    handle, found = library.nvmlDeviceGetHandleByIndex(0), []
+    handle = library.nvmlDeviceGetHandleByIndex(index)
+    found: dict[int, int] = {}
     for ask in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"):
         try:
             processes = getattr(library, ask)(handle)
@@ -221,22 +237,20 @@ def _holders() -> list[str]:
             continue
         for process in processes:
             if process.pid != os.getpid():
-                used = show_bytes(process.usedGpuMemory) if process.usedGpuMemory else "unknown"
-                found.append(f"process {process.pid} ({used})")
-    return found[:5]
+                found[process.pid] = max(found.get(process.pid, 0), process.usedGpuMemory or 0)
+    rows = sorted(found.items(), key=lambda item: -item[1])
+    told = [f"{_name(library, pid)} ({show_bytes(used) if used else 'unknown'})" for pid, used in rows[:5]]
+    return told + ([f"{len(rows) - 5} more"] if len(rows) > 5 else [])
 
 
-def bitsandbytes() -> Check:
-    """Whether the library behind 8-bit optimizers and 4-bit weights loads, with its kernels for the card."""
+def _name(library: Any, pid: int) -> str:
+    """``process 42 python``, or without a name where the system does not tell it (another user's, a container's)."""
     try:
-        import bitsandbytes
-        from bitsandbytes import cextension
-    except Exception as error:
-        return Check("bitsandbytes", WARN, f"cannot be imported ({first_line(error)}): lesson 04 needs it")
-    version = bitsandbytes.__version__
-    library = getattr(cextension, "lib", None)
-    if library is None or type(library).__name__ == "ErrorHandlerMockBNBNativeLibrary":
-        return Check("bitsandbytes", WARN, f"{version}: its compiled library does not load; lesson 04 needs it")
-    if machine.has_gpu() and not getattr(library, "compiled_with_cuda", False):
-        return Check("bitsandbytes", WARN, f"{version}: loaded without CUDA kernels; lesson 04 needs them")
-    return Check("bitsandbytes", OK, f"{version} loads")
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        try:
+            told = library.nvmlSystemGetProcessName(pid)
+            name = Path((told.decode(errors="replace") if isinstance(told, bytes) else told).split(" ")[0]).name
+        except (library.NVMLError, AttributeError, OSError):
+            name = ""
+    return f"process {pid} {name}".rstrip()

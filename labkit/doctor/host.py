@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 from .. import fetch
@@ -35,9 +37,10 @@ def _meminfo() -> tuple[int | None, int | None]:
         return None, None
     rows = dict(line.split(":", 1) for line in file.read_text().splitlines() if ":" in line)
     total, available = (int(rows[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.is_file() and (text := limit.read_text().strip()).isdigit():
-        total, available = min(total, int(text)), min(available, int(text))
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # versions 2 and 1
+        limit = Path("/sys/fs/cgroup") / name
+        if limit.is_file() and (text := limit.read_text().strip()).isdigit():
+            total, available = min(total, int(text)), min(available, int(text))
     return total, available
 
 
@@ -46,11 +49,15 @@ def shared_memory() -> Check | None:
     folder = Path("/dev/shm")
     if not folder.is_dir():
         return None
-    size = shutil.disk_usage(folder).total
-    if size <= _SHARED_NEEDED:
+    usage = shutil.disk_usage(folder)
+    detail = f"/dev/shm has {show_bytes(usage.total)}, {show_bytes(usage.free)} free"
+    if usage.total <= _SHARED_NEEDED:
         fix = "start the container with --shm-size=1g (or --ipc=host)"
-        return Check("shared memory", WARN, f"/dev/shm has {show_bytes(size)}: DataLoader workers may be killed", fix)
-    return Check("shared memory", OK, f"/dev/shm has {show_bytes(size)}")
+        return Check("shared memory", WARN, f"{detail}: DataLoader workers may be killed", fix)
+    if usage.free <= _SHARED_NEEDED:
+        fix = "delete what ended programs left there: ls -la /dev/shm"
+        return Check("shared memory", WARN, f"{detail}: DataLoader workers may be killed", fix)
+    return Check("shared memory", OK, detail)
 
 
 def disk() -> Check:
@@ -62,6 +69,41 @@ def disk() -> Check:
     if free < _DISK_NEEDED:
         return Check("disk", WARN, f"{show_bytes(free)} free in {folder}; {show_bytes(_DISK_NEEDED)} are wanted")
     return Check("disk", OK, f"{show_bytes(free)} free in {folder}")
+
+
+def caches() -> Check:
+    """Whether downloads and compiled kernels can be kept, and where."""
+    wrong, told = [], []
+    for what, folder in _caches().items():
+        there = folder
+        while not there.exists() and there != there.parent:
+            there = there.parent
+        free = shutil.disk_usage(there).free
+        told.append(f"{what} in {folder}")
+        if not os.access(there, os.W_OK):
+            wrong.append(f"no permission to write in {folder} ({what})")
+        elif free < _DISK_NEEDED:
+            wrong.append(f"{show_bytes(free)} free in {folder} ({what})")
+    if wrong:
+        fix = "point HF_HOME, TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR to a folder with room"
+        return Check("caches", WARN, "; ".join(wrong), fix)
+    return Check("caches", OK, ", ".join(told))
+
+
+def _caches() -> dict[str, Path]:
+    """The folders that Hugging Face's libraries, Inductor and Triton keep things in, as their documentation says."""
+    own = Path("~").expanduser()
+    hub = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or own / ".cache") / "huggingface"
+    compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or Path(tempfile.gettempdir()) / f"torchinductor_{_user()}"
+    triton = os.environ.get("TRITON_CACHE_DIR") or own / ".triton" / "cache"
+    return {"models": Path(hub), "compiled code": Path(compiled), "kernels": Path(triton)}
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # no name for this user, as in some containers
+        return "unknown"
 
 
 def models() -> Check:
