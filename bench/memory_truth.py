@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -23,27 +24,27 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asking for a card
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from labkit.models import GPT2_SIZES
-from labkit.recipes import CHOICES, Recipe
+from labkit.recipes import CHOICES, Recipe, conflict
 from labkit.units import GiB
 
 
 def random_recipe(rng: random.Random, limit_bytes: float, weights: list[int]) -> Recipe:
     """A recipe over all fields whose crude estimate stays below `limit_bytes`; `weights` are of the model sizes."""
     while True:
-        recipe = Recipe.of(
-            model=rng.choices(list(GPT2_SIZES), weights=weights)[0],
-            batch=rng.choice((1, 1, 2, 2, 3, 4, 4, 5, 6, 8, 8, 12, 16)),
-            seq=rng.choice((64, 128, 200, 256, 384, 500, 512, 512, 640, 768, 1000, 1024, 1024, 1024)),
-            precision=rng.choice(CHOICES["precision"]),
-            attention=rng.choice(("eager", "sdpa", "sdpa")),
-            checkpoint=rng.choice((0, 0, 0, 1, 1, 2, 3, 4, 5, 6, 12)),
-            optimizer=rng.choice(CHOICES["optimizer"]),
-            loss=rng.choice(CHOICES["loss"]),
-            activation=rng.choice(CHOICES["activation"]),
-            accumulation=rng.choice((1, 1, 1, 2, 3)),
-            dropout=rng.choice((0.1, 0.1, 0.0, 0.05)),
-        )
-        if crude_bytes(recipe) < limit_bytes:
+        fields: dict = {
+            "model": rng.choices(list(GPT2_SIZES), weights=weights)[0],
+            "batch": rng.choice((1, 1, 2, 2, 3, 4, 4, 5, 6, 8, 8, 12, 16)),
+            "seq": rng.choice((64, 128, 200, 256, 384, 500, 512, 512, 640, 768, 1000, 1024, 1024, 1024)),
+            "precision": rng.choice(CHOICES["precision"]),
+            "attention": rng.choice(("eager", "sdpa", "sdpa")),
+            "checkpoint": rng.choice((0, 0, 0, 1, 1, 2, 3, 4, 5, 6, 12)),
+            "optimizer": rng.choice(CHOICES["optimizer"]),
+            "loss": rng.choice(CHOICES["loss"]),
+            "activation": rng.choice(CHOICES["activation"]),
+            "accumulation": rng.choice((1, 1, 1, 2, 3)),
+            "dropout": rng.choice((0.1, 0.1, 0.0, 0.05)),
+        }
+        if conflict(fields) is None and crude_bytes(recipe := Recipe.of(**fields)) < limit_bytes:
             return recipe
 
 
@@ -59,8 +60,12 @@ def crude_bytes(recipe: Recipe) -> float:
 
 
 def measure_once(recipe: Recipe) -> dict:
-    """One recipe in this (fresh) process: peaks of the first and of the fourth step."""
-    return {"recipe": recipe.to_dict(), **measure_experiment(recipe.experiment())}
+    """One recipe in this (fresh) process: peaks of the first and of the fourth step, and the host's pinned memory."""
+    import torch
+
+    row = {"recipe": recipe.to_dict(), **measure_experiment(recipe.experiment())}
+    held = torch.cuda.host_memory_stats() if hasattr(torch.cuda, "host_memory_stats") else {}
+    return {**row, "host_pinned_bytes": held.get("allocated_bytes.current")}
 
 
 def measure_experiment(experiment) -> dict:
@@ -88,7 +93,8 @@ def measure_experiment(experiment) -> dict:
         losses.append(step())
         row["steady"] = peaks()
         row["shared_card_seconds"] = time.perf_counter() - start
-        row["losses"] = [round(float(loss), 4) for loss in losses if loss is not None]
+        found = [float(loss) for loss in losses if loss is not None]
+        row["losses"] = [round(loss, 4) if math.isfinite(loss) else None for loss in found]
     except torch.OutOfMemoryError as error:
         row["status"], row["message"] = "oom", str(error).splitlines()[0][:300]
     return row
@@ -120,6 +126,12 @@ def peaks() -> dict:
 
 def _child(recipe: dict) -> dict:
     start = time.time()
+    if recipe.get("expandable_segments"):  # before this process takes its first memory
+        os.environ["PYTORCH_ALLOC_CONF"] = os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+        import torch
+
+        setter = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+        (setter or torch.cuda.memory._set_allocator_settings)("expandable_segments:True")
     try:
         row = measure_once(Recipe.of(**recipe))
     except Exception as error:
