@@ -89,6 +89,6 @@ def _looks() -> dict[str, tuple[str, str, str]]:
         "timeout": (YELLOW, "---", BLACK),
         "crashed": (YELLOW, "+++", BLACK),
         "unreadable": (BLACK, "", "white"),
-        "tampered": (BLUE, "ooo", "white"),
+        "tampered": (BLUE, "o", "white"),
         "needs-manual": (SKY, "...", BLACK),
     }
