@@ -108,6 +108,7 @@ def test_what_no_parser_takes_is_unreadable(tmp_path, monkeypatch):
         "from inspect import currentframe",
         "getattr(call, '__closure__')",
         "import gc\ngc.get_objects()",
+        "%timeit 1\ndef f(call):\n    return call.__self__",
     ],
 )
 def test_prying_answers_are_found(source):

@@ -55,7 +55,9 @@ argument of the answer hides. What a judge must be able to believe stands outsid
 
 ``outside`` makes an object in another process, of whose inputs the part under the key ``outside`` never enters that of
 the answer. The probe's third argument calls its functions, with plain data. The judge's ``result`` is then a dict:
-``back`` is what the probe returned, ``seen`` what the object's ``seen()`` says of the case in the end.
+``back`` is what the probe returned, ``seen`` what the object's ``seen()`` says of the case in the end. A peak that is
+measured or predicted while the answer runs cannot stand outside: have other cases beside it, which a forged number does
+not help.
 
 Numbers, choices and written answers need no class: the lesson's own check cell scores them, in a process that the
 learner's code never runs in.

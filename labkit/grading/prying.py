@@ -1,13 +1,16 @@
 """Answers that look into the process that runs them: for hidden inputs, or for the way that results travel.
 
 No exercise needs any of these names. What is found here gives no points; what hides better (a name put together at run
-time) is not found here, and what it may gain is bounded by the judge alone.
+time) may be noticed when it runs (`watching`), and gains nothing anyway where a hidden test keeps what decides outside
+the answer's process (`hidden`).
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
+
+from . import sources
 
 NAMES = frozenset(
     {
@@ -19,17 +22,14 @@ NAMES = frozenset(
 )  # fmt: skip
 
 
-def found(sources: Iterable[str]) -> str:
-    """The first of `NAMES` that the sources use, as a name, an attribute, an import or a text; empty where none does.
-    Source that is no Python says so when it runs."""
-    for source in sources:
+def found(cells: Iterable[str]) -> str:
+    """The first of `NAMES` that the cells' sources use, as a name, an attribute, an import or a text; empty where none
+    does. Source that is no Python says so when it runs."""
+    for source in cells:
         if not any(name in source for name in NAMES):
             continue
-        try:
-            nodes = list(ast.walk(ast.parse(source)))
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            continue
-        for node in nodes:
+        tree = sources.parsed(sources.outline(source)[0])
+        for node in ast.walk(tree) if tree else ():
             said = (
                 [node.attr] if isinstance(node, ast.Attribute)
                 else [node.id] if isinstance(node, ast.Name)
