@@ -25,8 +25,8 @@ class Pair:
     second: str
 
 
-_AMP = r"\b(?:amp|autocast|b?fp?16|b?float16|mixed|half)\b"
-_FP32 = r"\b(?:fp32|float32|full precision|no amp|without amp|amp off|32[- ]bit|single precision)\b"
+_AMP = r"\b(?:amp|autocast|b?fp?16|b?float16|mixed|half|with it)\b"
+_FP32 = r"\b(?:fp32|float32|full precision|no amp|without amp|without autocast|without it|amp off|32[- ]bit|single precision)\b"
 PAIRS = (
     Pair("amp_memory", "memory", _AMP, _FP32),
     Pair("int8_speed", "speed", r"\b(?:int8|8[- ]?bit|load_in_8bit|llm\.int8)", r"\b(?:fp16|bf16|float16|16[- ]?bit|half|fp32|float32)\b"),
@@ -36,7 +36,7 @@ PAIRS = (
     Pair("flash_speed", "speed", r"\b(?:flash\w*|sdpa|fa2|flash_attention_2)", r"\b(?:eager|standard|vanilla|math|without|normal)\b"),
     Pair("ddp_memory", "memory", r"\b(?:ddp|distributeddataparallel|torchrun)", r"\b(?:dp|dataparallel|single|one gpu|1 gpu)\b"),
     Pair("driver_memory", "memory", r"\b(?:nvidia[- ]?smi|nvtop|nvitop|gpustat|nvml|task manager|device memory)", r"(?:memory_allocated|max_memory_allocated|\ballocated|torch(?:\.cuda)?|pytorch)\b"),
-    Pair("cards_speed", "speed", r"\b(?:[2-9]|two|three|four|eight|both|dual|ddp|dataparallel|multi)[ -]?x? ?(?:gpus?|cards?|t4s?|a100s?|h100s?|v100s?|\d{4}s?)?", r"\b(?:1|one|single)[ -]?(?:gpu|card|t4|a100|h100|v100|\d{4})"),
+    Pair("cards_speed", "speed", r"\b(?:[2-9]|two|three|four|six|eight|dual)[ -]?x? ?(?:\w+ )?(?:gpus?|cards?|t4s?|a100s?|h100s?|v100s?|\d{4}(?: ?ti)?s?)\b|\bddp\b|(?<!distributed)dataparallel|multi-?gpu|\bboth\b", r"\b(?:1x?|one|a single|single)[ -]?(?:\w+ )?(?:gpu|card|t4|a100|h100|v100|\d{4})"),
     Pair("quantised_quality", "quality", r"\b(?:int[48]|[48][- ]?bit|nf4|quanti[sz]ed|gptq|awq)", r"\b(?:fp16|bf16|float16|16[- ]?bit|fp32|float32|full|original|baseline)\b"),
     Pair("accumulated_loss", "loss", r"(?:accumul\w*|\b1 ?[x×*] ?\d+)", r"(?:without|no accumulation|full batch|batch(?:[ _]size)? ?(?:of |=)? ?(?:[2-9]\d*|1\d+)\b|large batch)"),
 )  # fmt: skip

@@ -54,6 +54,7 @@ CONCEPTS: dict[str, Concept] = {
         r"|(?:the )?same (?:\w+ )?(?:speed|time|throughput|it/s|duration|tokens|step time|runtime|wall)|slower|equally (?:fast|slow)"
         r"|(?:only|just|barely|merely|a mere|about) (?:a )?(?:1[.,][0-4]\d* ?(?:x|×|times)|\d ?%|(?:\w+ )?(?:slightly|marginally|percent)|[1-9] percent)|just as (?:slow|fast|long)"
         r"|identical (?:speed|time|throughput)|as (?:slow|fast|long) as|(?:slightly|marginally|barely|hardly|scarcely) (?:\w+ )?(?:faster|quicker|better)|disappoint\w*|no (?:real |noticeable )?(?:gain|win)"
+        r"|(?:brings?|brought|gives?|gave|gains?|does|did|makes?|changes?|buys?|adds?|yields?) (?:me |us |almost |absolutely |basically |virtually |practically )*(?:nothing|zero|no )"
         r"|(?:speed|throughput|tokens?/s|samples?/s|it/s|time)[^.\n]{0,30}(?:same|unchanged|identical|equal|flat)|worse (?:than|speed|throughput|perf\w*)|scal\w* (?:is )?(?:bad|poor|terrible|badly|poorly)|poor scaling|longer than"
     ),
     "turing": Concept(
@@ -92,7 +93,7 @@ CONCEPTS: dict[str, Concept] = {
     "after training": Concept(
         r"after (?:\w+ ){0,4}(?:train\w*|fine-?tun\w*|epoch|step)|during (?:\w+ )?(?:train\w*|fine-?tun\w*)|callback|inside (?:the )?(?:train\w*|loop)|between (?:epochs|steps)|while training|just trained|train(?:ed|ing) (?:with|model|using)|fine-?tun\w*|same (?:process|script|session)|rollouts?|right after|once training|when training (?:ends|is done|finishes)|in train(?:ing)? mode|grpo|ppo|rlhf"
     ),
-    "bad output": Concept(r"slow\w*|garbage|gibberish|nonsense|broken|repeat\w*|wrong|random (?:text|tokens|words)|incoherent|takes? (?:forever|ages|minutes|long\w*)|no (?:kv[- ]?)?cache|cache (?:is )?(?:off|disabled|not used|ignored|none)|degenerat\w*|crawl\w*|worse|bad (?:text|output|quality)|quadratic|longer and longer", trouble=True),
+    "bad output": Concept(r"slow\w*|takes? (?:\w+ ){0,2}\d+(?:\.\d+)? ?(?:minutes?|min|hours?)\b|garbage|gibberish|nonsense|broken|repeat\w*|wrong|random (?:text|tokens|words)|incoherent|takes? (?:forever|ages|minutes|long\w*)|no (?:kv[- ]?)?cache|cache (?:is )?(?:off|disabled|not used|ignored|none)|degenerat\w*|crawl\w*|worse|bad (?:text|output|quality)|quadratic|longer and longer", trouble=True),
     "compile": Concept(r"torch[._]?compile\w*|\bcompil\w*|inductor|dynamo\b|--compile|_dynamo"),
     "eager mode": Concept(r"\beager\w*|without compil\w*|uncompiled|non-compiled"),
     "batch search": Concept(
@@ -102,6 +103,7 @@ CONCEPTS: dict[str, Concept] = {
         r"\bloss\w*[^.\n]{0,60}(?:worse|higher|larger|plateau\w*|stuck|stall\w*|\bnot\b|n.t\b|differ\w*|bigger|stops?|diverg\w*|flat|mismatch\w*|inconsisten\w*|off by|slower|too high|wrong|above|never|lags?|gap)"
         r"|(?:worse|higher|different|larger|wrong|inconsistent|lower) (?:\w+ ){0,3}(?:loss\w*|perplexity|results?|quality|accuracy|convergence|f1|scores?|model)|converg\w*[^.\n]{0,20}(?:worse|slower|badly|differ\w*|poorly)|(?:does ?n.?t|not|never|no longer|fails? to|stopped) (?:converg\w*|match\w*|learn\w*|improv\w*|reproduc\w*|train\w* (?:well|properly))"
         r"|(?:perplexity|quality|accuracy|results?) (?:is |are |got |gets |was )?(?:much |a bit |slightly |clearly )?(?:worse|higher|different|degrad\w*|not (?:the same|equal))|gradients? (?:are |is )?(?:not equal|differ\w*|too (?:large|small))|not equivalent|trains? worse|underperform\w*"
+        r"|(?:curves?|losses|runs|trainings?)[^.\n]{0,30}(?:differ\w*|diverge\w*|n.t match|not match|not (?:the )?same|not equal|apart)|differ\w*[^.\n]{0,60}\bloss"
     ),
     "long batch": Concept(r"batch[ _-]?(?:size)?[ _]*(?:of|=|:|is)?[ _]*(?:[2-9]\d*|1\d+)\b|(?:large|full|real|big|one) batch|no accumulation|without accumulation|× ?\d+|x ?\d+|\d+ ?x ?\d+"),
     "upgrade": Concept(

@@ -12,7 +12,7 @@ from .reading import Reading
 from .rule import compiled
 
 _DENIED = re.compile(
-    r"(?:\bno|\bnot|\bnever|\bwithout|\bzero|\b0|n['’]t|\bavoid(?:s|ed|ing)?|\bprevent(?:s|ed|ing)?|\binstead of|\bnor|\bany|\bno more|"
+    r"(?:\bno\b|\bnot\b|\bnever\b|\bwithout\b|\bzero\b|\b0\b|n['’]t\b|\bavoid(?:s|ed|ing)?|\bprevent(?:s|ed|ing)?|\binstead of|\bnor\b|\bany\b|"
     r"\bno longer|\bstopped|\bfixes|\bsolves|\bcures|\bagainst|\bdetected 0|\bfree of)[\s\w,'\"()/-]{0,24}$"
 )
 _ASKED = re.compile(r"\bhow\b|\?|can(?:not|['’]t)|still|unable")
@@ -47,6 +47,34 @@ def found_in(text: str) -> dict[str, tuple[int, str]]:
                 continue
             found[name] = (match.start(), match.group())
             break
+    for name, at in _by_numbers(text):
+        found.setdefault(name, at)
+    return found
+
+
+_QUANTITY = r"(\d+(?:\.\d+)?) ?(k?)(ms|s/it|s|sec\w*|min\w*|it/s|steps?/s\w*|tok\w*/s\w*|samples?/s\w*|gib|gb|mib|mb)\b"
+_BEFORE_AFTER = rf"{_QUANTITY}[^.\d\n]{{0,14}}?(->|→|=>|\bto|instead of|rather than|\bvs\.?|versus|against|compared (?:to|with))[^.\d\n]{{0,14}}?{_QUANTITY}"
+
+
+def _by_numbers(text: str) -> list[tuple[str, tuple[int, str]]]:
+    """Concepts that two numbers tell: "0.4 s -> 2.9 s" is slow, "7.1 GB to 7.8 GB" more memory, "51 ms vs 50 ms" no
+    gain."""
+    found = []
+    for match in compiled(_BEFORE_AFTER).finditer(text):
+        first, k1, unit, how, second, k2, unit2 = match.groups()
+        a, b = float(first) * (1000 if k1 else 1), float(second) * (1000 if k2 else 1)
+        if unit[:2] != unit2[:2] or not a or not b:
+            continue
+        ratio = a / b if how.startswith(("instead", "rather")) else b / a  # after over before
+        at = (match.start(), match.group())
+        memory, rate = unit[0] in "gm" and unit[-1] == "b", unit.endswith(("/s", "/sec", "/second"))
+        directed = not how.startswith(("v", "against", "compared"))
+        if memory and directed and ratio >= 1.03:
+            found.append(("more memory", at))
+        elif not memory and 0.93 <= ratio <= 1.08:
+            found.append(("no gain", at))
+        elif not memory and directed and (ratio <= 0.85 if rate else ratio >= 1.18):
+            found.append(("slow", at))
     return found
 
 

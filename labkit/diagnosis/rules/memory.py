@@ -324,7 +324,7 @@ RULES = (
         clues=(
             Told(("driver view", "torch view", "mismatch"), 1.1, without=("paged",)),
             Told(("driver view", "torch view", "more memory"), 1.0, without=("paged",)),
-            Number("ratio.driver_memory", ">=", 1.15, 0.6, "nvidia-smi shows {value} times what PyTorch says"),
+            Number("ratio.driver_memory", ">=", 1.15, 1.0, "nvidia-smi shows {value} times what PyTorch says"),
             Told(("driver view", "torch view"), 0.4, without=("paged",)),
             Says(r"empty_cache[^.\n]{0,60}(?:not|n.t|no) (?:\w+ )?(?:free|release|help|chang|reduc|lower)|(?:del |deleted?|deleting|after del)[^.\n]{0,60}nvidia-smi[^.\n]{0,50}(?:still|same|not|n.t)", 0.8),
         ),

@@ -21,6 +21,7 @@ RULES = (
             Number("ratio.amp_memory", ">=", 0.9, 1.1, "with 16 bits it takes {value} times the memory of fp32"),
             Told(("amp", "fp32", "memory", "no gain"), 0.7, without=("paged",)),
         ),
+        needs=(Topic("amp", 0.0),),
         unless=(Number("error.kind", "!=", "none"), Number("ratio.amp_memory", "<", 0.8)),
         changes=(
             Change("keep AMP for its speed, and cut memory where it lies", "gradient checkpointing, a chunked loss, 8-bit states"),

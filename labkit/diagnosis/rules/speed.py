@@ -30,7 +30,7 @@ RULES = (
         "the compiled code is thrown away or cut up: shapes change and it compiles again, or control flow breaks the graph",
         clues=(
             Told(("compile", "no gain"), 1.05, without=("more memory", "batch search", "checkpointing")), Told(("compile", "slow"), 1.0, without=("more memory", "batch search", "checkpointing")),
-            Number("ratio.compile_speed", "<=", 1.05, 0.7, "compiled it runs at {value} times the eager speed"),
+            Number("ratio.compile_speed", "<=", 1.05, 1.0, "compiled it runs at {value} times the eager speed"),
             Says(r"(?:config\.)?(?:recompile_limit|cache_size_limit)|(?:hit|reached|exceeded)[^.\n]{0,30}(?:recompile|cache size|recompilation) limit", 1.0),
             Says(r"graph break (?:in|from|at|due|because|reason)|graph_break_reason|graph breaks?: [1-9]", 0.6),
             Says(r"recompil\w+ (?:function|because|due|reason)|triggered by the following guard failure|guard fail", 0.6),
@@ -52,7 +52,7 @@ RULES = (
         clues=(
             Told(("compile", "checkpointing", "more memory"), 1.3), Told(("compile", "checkpointing", "oom"), 1.2, without=("batch search",)),
             Told(("compile", "more memory"), 0.5, without=("batch search",)),
-            Number("ratio.compile_memory", ">=", 1.03, 0.5, "compiled it takes {value} times the memory"),
+            Number("ratio.compile_memory", ">=", 1.03, 1.0, "compiled it takes {value} times the memory"),
             Setting("compile", "is set", None, 0.3), Setting("checkpoint", ">=", 1, 0.3), Number("oom", "=", True, 0.4),
             Frame(r"_inductor|_dynamo|aot_autograd|compiled_fn", 0.3),
         ),
@@ -99,7 +99,7 @@ RULES = (
         "fused attention gains nothing on short sequences (below about 128 tokens), where attention is a small part of the step",
         clues=(
             Told(("flash", "no gain"), 1.0, without=("compile", "outputs", "many cards", "triton")), Told(("flash", "slow"), 0.9, without=("compile", "many cards", "triton")),
-            Told(("flash", "no gain", "short"), 1.3), Number("ratio.flash_speed", "<=", 1.1, 0.7, "with it the step runs at {value} times the speed"),
+            Told(("flash", "no gain", "short"), 1.3), Number("ratio.flash_speed", "<=", 1.1, 1.0, "with it the step runs at {value} times the speed"),
             Setting("seq", "<=", 128, 0.4), Topic("flash", 0.0),
         ),
         needs=(Topic("flash", 0.05),),
@@ -159,7 +159,7 @@ RULES = (
         clues=(
             Told(("many cards", "no gain"), 1.1, without=("oom", "compile", "flash", "more memory")), Told(("many cards", "slow"), 1.05, without=("oom", "compile")),
             Told(("dp", "no gain"), 0.9, without=("oom",)), Told(("many cards", "utilisation"), 0.8, without=("oom",)),
-            Number("ratio.cards_speed", "<=", 1.3, 0.6, "with more cards it runs at {value} times the speed of one"),
+            Number("ratio.cards_speed", "<=", 1.35, 1.0, "with more cards it runs at {value} times the speed of one"),
             Setting("parallel", "=", "dp", 0.2), Topic("dp", 0.1),
         ),
         needs=(Topic("many cards", 0.05),),
@@ -173,7 +173,7 @@ RULES = (
         clues=(
             Told(("ddp", "oom"), 1.0, without=("evaluation",)), Told(("ddp", "more memory"), 1.0, without=("memory grows",)), Told(("ddp", "oom", "dp"), 1.4), Told(("ddp", "oom", "one card"), 1.3),
             Number("oom.phase", "=", "ddp", 1.1, "it came while DDP was set up"),
-            Frame(r"parallel/distributed\.py", 0.5), Number("oom", "=", True, 0.4), Number("ratio.ddp_memory", ">=", 1.1, 0.6, "DDP takes {value} times the memory"),
+            Frame(r"parallel/distributed\.py", 0.5), Number("oom", "=", True, 0.4), Number("ratio.ddp_memory", ">=", 1.08, 1.0, "DDP takes {value} times the memory"),
             Setting("parallel", "=", "ddp", 0.2), Says(r"\[rank ?\d\]|local_rank|torchrun|childfailederror", 0.1),
         ),
         unless=(Number("oom.phase", "in", ("evaluation", "optimizer", "generation")),),

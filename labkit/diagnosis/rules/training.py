@@ -70,7 +70,7 @@ RULES = (
         clues=(
             Told(("accumulation", "worse loss"), 1.2, without=("oom",)),
             Told(("batch 1", "worse loss", "long batch"), 0.7, without=("oom",)),
-            Number("ratio.accumulated_loss", ">=", 1.02, 0.6, "the accumulated loss is {value} times the other"),
+            Number("ratio.accumulated_loss", ">=", 1.02, 1.0, "the accumulated loss is {value} times the other"),
         ),
         unless=(Number("oom", "=", True), Number("error.kind", "!=", "none")),
         changes=(
