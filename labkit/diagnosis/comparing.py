@@ -34,7 +34,7 @@ PAIRS = (
     Pair("compile_speed", "speed", r"compil\w*", r"\b(?:eager|uncompiled|without|no compile|baseline|before)\b"),
     Pair("compile_memory", "memory", r"compil\w*", r"\b(?:eager|uncompiled|without|no compile|baseline)\b"),
     Pair("flash_speed", "speed", r"\b(?:flash\w*|sdpa|fa2|flash_attention_2)", r"\b(?:eager|standard|vanilla|math|without|normal)\b"),
-    Pair("ddp_memory", "memory", r"\b(?:ddp|distributeddataparallel|torchrun)", r"\b(?:dp|dataparallel|single|one gpu|1 gpu)\b"),
+    Pair("ddp_memory", "memory", r"\b(?:ddp|distributeddataparallel|torchrun)", r"\b(?:dp|dataparallel|single|one (?:gpu|card|process)|1 (?:gpu|card|process)|without ddp|no ddp)\b"),
     Pair("driver_memory", "memory", r"\b(?:nvidia[- ]?smi|nvtop|nvitop|gpustat|nvml|task manager|device memory)", r"(?:memory_allocated|max_memory_allocated|\ballocated|torch(?:\.cuda)?|pytorch)\b"),
     Pair("cards_speed", "speed", r"\b(?:[2-9]|two|three|four|six|eight|dual)[ -]?x? ?(?:\w+ )?(?:gpus?|cards?|t4s?|a100s?|h100s?|v100s?|\d{4}(?: ?ti)?s?)\b|\bddp\b|(?<!distributed)dataparallel|multi-?gpu|\bboth\b", r"\b(?:1x?|one|a single|single)[ -]?(?:\w+ )?(?:gpu|card|t4|a100|h100|v100|\d{4})"),
     Pair("quantised_quality", "quality", r"\b(?:int[48]|[48][- ]?bit|nf4|quanti[sz]ed|gptq|awq)", r"\b(?:fp16|bf16|float16|16[- ]?bit|fp32|float32|full|original|baseline)\b"),

@@ -40,6 +40,7 @@ CONCEPTS: dict[str, Concept] = {
         rf"|{_MEM}[^.\n]{{0,40}}(?:\bnot|n.t|unchanged|identical|(?:the )?same|hardly|barely|no)\b(?:[^.\n]{{0,25}}{_DOWN})?"
         rf"|\b{_NOT}\b[^.\n]{{0,40}}{_DOWN}[^.\n]{{0,50}}{_MEM}|\b(?:no|zero|without|hardly any|little) (?:\w+ )?{_MEM}[- ](?:saving|reduction|benefit|gain|improvement|difference|drop)\w*|(?:the )?same (?:\w+ ){{0,3}}{_MEM}"
         rf"|{_MEM} (?:usage |use |consumption )?(?:is |stays? |remains? )?(?:(?:the )?same|equal|unchanged|high)"
+        rf"|(?:so|that|too|very|this|how) much (?:\w+ ){{0,2}}{_MEM}|(?:lots?|a lot|tons?|plenty) of (?:\w+ )?{_MEM}|(?:huge|enormous|massive|large) (?:\w+ ){{0,2}}(?:{_MEM}|activations?)|where (?:do|does) (?:\w+ ){{0,3}}(?:extra|additional)"
         rf"|peaks? (?:\w+ )?(?:higher|above|at more)|(?:higher|worse|larger|bigger) peak"
     ),
     "slow": Concept(
@@ -68,7 +69,7 @@ CONCEPTS: dict[str, Concept] = {
     ),
     "fp32": Concept(r"\bfp32\b|float ?32|full[- ]precision|single[- ]precision|32[- ]bit"),
     "checkpointing": Concept(
-        r"(?:gradient|activation|grad)[ _-]?check ?point\w*|activation[ _-]recomput\w*|torch\.utils\.checkpoint|\bcheckpointing\b|checkpointed|recomput\w*|\bcheckpoint\((?!path)|selective checkpoint\w*|use_reentrant"
+        r"(?:gradient|activation|grad)[ _-]?check ?point\w*|activation[ _-]recomput\w*|torch\.utils\.checkpoint|\bcheckpointing\b|checkpointed|recomput\w*|\bcheckpoint\((?!path)|selective checkpoint\w*|use_reentrant|(?:compile\w*|eager|amp|b?fp?16|flash|sdpa|lora|ddp) ?(?:\+|and|with|&) ?checkpoint\b|checkpoint(?:s|ing)? (?:each|every|all) (?:\w+ )?(?:blocks?|layers?)"
     ),
     "accumulation": Concept(r"accumulat\w*|grad[ _-]?accum\w*|micro[- _]?batch\w*|\bga ?= ?\d+"),
     "batch 1": Concept(
@@ -117,7 +118,8 @@ CONCEPTS: dict[str, Concept] = {
     "activations": Concept(r"activation\w*|save_on_cpu|saved[ _]tensors?\w*|intermediate (?:results|tensors|states)"),
     "memory grows": Concept(
         r"(?:memory|vram|usage|gpu mem\w*|allocated|consumption|footprint)[^.\n]{0,60}(?:grow\w*|grew|increas\w*|creep\w*|crept|climb\w*|leak\w*|rises?|rising|rose|goes up|going up|accumulat\w*|builds? up|keeps? (?:going|growing|increasing|rising|climbing)|adds? up|not (?:being )?(?:freed|released)|never (?:freed|released))"
-        r"|(?:memory|vram|cuda|gpu) leak\w*|leak\w* (?:\w+ )?(?:memory|vram)|(?:grow\w*|increas\w*|creep\w*|climb\w*|rising) (?:\w+ ){0,3}(?:memory|vram|usage)|eats? (?:up )?(?:more|all) (?:\w+ )?memory", trouble=True,
+        r"|(?:memory|vram|cuda|gpu) leak\w*|leak\w* (?:\w+ )?(?:memory|vram)|(?:grow\w*|increas\w*|creep\w*|climb\w*|rising) (?:\w+ ){0,3}(?:memory|vram|usage)|eats? (?:up )?(?:more|all) (?:\w+ )?memory"
+        r"|(?:each|every) (?:epoch|step|iteration|batch)[^.\n]{0,30}(?:more|additional|extra|higher)[^.\n]{0,20}(?:memory|\bv?ram\b|\d ?gi?b|\d ?mi?b)", trouble=True,
     ),
     "over time": Concept(
         r"(?:each|every|per|with|after|over|from) (?:\w+ ){0,3}(?:steps?|iterations?|batch(?:es)?|epochs?|iters?|time|few|hundred|thousand|\d+|while|minutes?|hours?|step to step)|slowly|steadily|gradually|linear\w*|eventually|until|constantly|continu\w*|monoton\w*|step by step|little by little|bit by bit|forever|over and over"
@@ -141,7 +143,7 @@ CONCEPTS: dict[str, Concept] = {
     ),
     "loader": Concept(r"data ?loader\w*|num_workers|\bworkers?\b|data loading|loading (?:the )?data|tokeni[sz]\w*|pre-?process\w*|input pipeline|disk|__getitem__|collat\w*|pin_memory|next\(|fetch\w*|cpu (?:is |at )?(?:100|busy|bound|pinned|maxed)|data pipeline|augment\w*|enumerate\((?:\w*loader|\w*dl)"),
     "accuracy falls": Concept(
-        r"(?:accuracy|perplexity|ppl|f1|quality|bleu|score|eval loss|outputs?|results?|performance|answers?)[^.\n]{0,50}(?:drop\w*|worse\w*|fall\w*|fell|degrad\w*|decreas\w*|lost|loses?|rises?|rose|jump\w*|increas\w*|higher|collapse\w*|bad|terrible|went (?:up|down)|garbage|suffers?|nonsense|tank\w*|from \d|lower)|(?:los\w*|drop\w*|degrad\w*|worse|lower|reduced|hurts?|much worse|bad) (?:\w+ ){0,3}(?:accuracy|perplexity|quality|f1|points?|ppl|results?|outputs?|metrics?)", trouble=True,
+        r"(?:accuracy|perplexity|ppl|f1|quality|bleu|rouge\w*|scores?|summar\w*|texts?|translations?|generations?|eval loss|outputs?|results?|performance|answers?)[^.\n]{0,50}(?:drop\w*|worse\w*|fall\w*|fell|degrad\w*|decreas\w*|lost|loses?|rises?|rose|jump\w*|increas\w*|higher|collapse\w*|bad|terrible|went (?:up|down)|garbage|suffers?|nonsense|tank\w*|from \d|lower)|(?:los\w*|drop\w*|degrad\w*|worse|lower|reduced|hurts?|much worse|bad) (?:\w+ ){0,3}(?:accuracy|perplexity|quality|f1|points?|ppl|results?|outputs?|metrics?)", trouble=True,
     ),
     "mfu": Concept(r"\bm\.?f\.?u\b|flops? util\w*|model flops|peak flops|of (?:the )?(?:theoretical )?peak|hardware util\w*|\bhfu\b"),
     "over 100": Concept(r"\b1[0-9]\d(?:\.\d+)? ?(?:%|percent)|(?:over|above|more than|exceed\w*|greater than|>|beyond|higher than) (?:100|one hundred|1\.0|unity|the (?:theoretical|data ?sheet|peak)|peak|its peak|what the card)|impossibl\w*|mfu[^\d\n]{0,12}1\.[0-9]|\b[2-9]\d\d ?%"),

@@ -13,7 +13,7 @@ from .rule import compiled
 
 _DENIED = re.compile(
     r"(?:\bno\b|\bnot\b|\bnever\b|\bwithout\b|\bzero\b|\b0\b|n['’]t\b|\bavoid(?:s|ed|ing)?|\bprevent(?:s|ed|ing)?|\binstead of|\bnor\b|\bany\b|"
-    r"\bno longer|\bstopped|\bfixes|\bsolves|\bcures|\bagainst|\bdetected 0|\bfree of)[\s\w,'\"()/-]{0,24}$"
+    r"\bno longer|\bstopped|\bfixes|\bsolves|\bcures|\bagainst|\bdetected 0|\bfree of|\bif you (?:\w+ ){0,2}|\bin case of|\bin the event of)[\s\w,'\"()/-]{0,24}$"
 )
 _ASKED = re.compile(r"\bhow\b|\?|can(?:not|['’]t)|still|unable")
 SOLVED = re.compile(
@@ -43,7 +43,7 @@ def found_in(text: str) -> dict[str, tuple[int, str]]:
     found = {}
     for name, concept in CONCEPTS.items():
         for match in compiled(concept.pattern).finditer(text):
-            if concept.trouble and _denied(text, match.start()):
+            if concept.trouble and _denied(text, match.start(), match.end()):
                 continue
             found[name] = (match.start(), match.group())
             break
@@ -78,12 +78,19 @@ def _by_numbers(text: str) -> list[tuple[str, tuple[int, str]]]:
     return found
 
 
-def _denied(text: str, start: int) -> bool:
+_WAVED_OFF = re.compile(
+    r"\W{0,3}(?:\w+\W+){0,2}(?:can|could|may|might|should|will|would) (?:be |often be |usually be )?(?:avoided|prevented|handled|solved|fixed|caught|ignored|happen|occur)"
+)
+
+
+def _denied(text: str, start: int, end: int) -> bool:
+    if _WAVED_OFF.match(text, end):
+        return True
     clause = re.split(r"[.;:!?\n]|\bbut\b|\bhowever\b", text[max(0, start - 60) : start])[-1]
     if not _DENIED.search(clause):
         return False
-    end = re.search(r"[.!\n]|$", text[start:])
-    sentence = clause + text[start : start + (end.end() if end else 80)]
+    stop = re.search(r"[.!\n]|$", text[start:])
+    sentence = clause + text[start : start + (stop.end() if stop else 80)]
     return not _ASKED.search(sentence)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..units import UserError
 from .reading import Reading
-from .vocabulary import ASSIGNED, CALLED, CARDS, GPT2, KNOWN, NAMES, OPTIMIZERS, SWITCHES, WORDS
+from .vocabulary import ASSIGNED, CALLED, CARDS, GPT2, KNOWN, NAMES, NOT_IN_TEXT, OPTIMIZERS, SWITCHES, WORDS
 
 
 class Settings(dict[str, Any]):
@@ -162,6 +162,9 @@ def _value(target: str, value: Any, text: str) -> Any:
     return int(number) if number == int(number) and target not in ("learning_rate", "clip", "dropout") else number
 
 
+_BOOLEANS = ("true", "false", "0", "1", "yes", "no")
+
+
 def said_in(reading: Reading) -> Settings:
     """The settings that a text shows: ``--name value``, ``name=value``, ``"name": value``, and the card it names."""
     found = Settings()
@@ -169,50 +172,13 @@ def said_in(reading: Reading) -> Settings:
         if len(line) < 3:
             continue
         for match in ASSIGNED.finditer(line):
-            name = match[1].lower().replace("-", "_")
-            if name not in KNOWN and name not in (
-                "peft_type",
-                "device_map",
-                "eval_strategy",
-                "parallel_mode",
-                "lora_r",
-                "lora_alpha",
-                "expandable_segments",
-                "deepspeed",
-            ):
+            name = (match["flag"] or match["name"] or match["plain"]).lower().replace("-", "_").replace(" ", "_")
+            value = match["of_flag"] or match["of_name"] or match["of_plain"] or ""
+            if name not in KNOWN or name in NOT_IN_TEXT or (name == "model" and not GPT2.search(value)):
                 continue
-            flag, assigned = match[0].startswith("--"), "=" in match[0] or ":" in match[0]
-            value = match[2] or ""
-            if (
-                not assigned
-                and not flag
-                and not (value.replace(".", "").isdigit() and name in ("batch_size", "block_size"))
-            ):
-                continue
-            if (
-                name in ("loss", "step", "stage", "compile")
-                or name == "dropout"
-                or (
-                    flag
-                    and not value.strip("'\"").replace(".", "").replace("-", "").isalnum()
-                    and name not in SWITCHES
-                    and "model" not in name
-                )
-            ):
-                continue
-            if flag and not assigned and value.startswith("-"):
-                value = ""
-            if name == "model" and not GPT2.search(value):
-                continue
-            _take(
-                found,
-                name,
-                value
-                if name not in SWITCHES or value.lower() in ("true", "false", "0", "1", "yes", "no")
-                else ("true" if flag else value),
-                number,
-                match[0].strip(),
-            )
+            if match["flag"] and name in SWITCHES and value.lower() not in _BOOLEANS:
+                value = "true"  # a switch without a value, and then another word
+            _take(found, name, value, number, match[0].strip())
         if "model" not in found and (named := GPT2.search(line)):
             size = (named[1] or named[2] or "").lower()
             found.note("model", f"gpt2-{size}" if size else "gpt2", number, named[0])

@@ -56,10 +56,21 @@ OPTIMIZERS = (
     (r"\bsgd", "sgd"), (r"adam", "adamw"), (r"adafactor|lion|muon|sophia|galore|lomo", "other"),
 )  # fmt: skip
 # a file with one of these is a configuration of a run, not a model's config.json
-KNOWN = {name for names in CALLED.values() for name in names} | set(SWITCHES) | set(WORDS) | {"optim", "optimizer"}
+KNOWN = {name for names in CALLED.values() for name in names} | set(SWITCHES) | set(WORDS) | {
+    "optim", "optimizer", "peft_type", "device_map", "eval_strategy", "evaluation_strategy", "parallel_mode", "lora_r", "lora_alpha", "deepspeed",
+}  # fmt: skip
 
 
-ASSIGNED = re.compile(r"(?:--|[\"']|\b)([A-Za-z][\w\-]{1,40})[\"']?(?: {0,3}[=:] {0,3}| +)([\"']?[\w./\-+]+[\"']?)?")
+_WORD = r"[\"']?[\w./\-+]*[\w+][\"']?"
+# --name value, name=value, "name": value; a few names with a space only
+ASSIGNED = re.compile(
+    rf"--(?P<flag>[\w\-]{{2,40}})(?:[= ]{{1,2}}(?!-)(?P<of_flag>{_WORD}))?"
+    rf"|[\"']?\b(?P<name>[A-Za-z]\w{{1,40}})[\"']? {{0,3}}[=:] {{0,3}}(?P<of_name>{_WORD})"
+    r"|\b(?P<plain>batch[ _]size|block_size|micro_batch_size) (?P<of_plain>\d+)\b",
+    re.I,
+)
+# names of configurations that say nothing, or something else, in a text
+NOT_IN_TEXT = {"loss", "step", "stage", "compile", "dropout", "model_type"}
 CARDS = (
     (re.compile(r"\bt4s?\b|rtx ?20[678]0|\b20[678]0(?: ?ti| super)?\b|titan rtx|gtx ?16[56]0|\bsm_?75\b|quadro rtx|turing", re.I), 75),
     (re.compile(r"\bv100|\bsm_?70\b|titan v\b|volta", re.I), 70),
