@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import struct
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,19 @@ import nbformat
 import pytest
 from grading_samples import NAME, changed, hand_in, lesson, solved
 
-from labkit.grading import channel, hidden, matching, running, sandbox, seccomp, slicing, sources, submissions, wire
+from labkit.grading import (
+    cgroups,
+    channel,
+    hidden,
+    matching,
+    running,
+    sandbox,
+    seccomp,
+    slicing,
+    sources,
+    submissions,
+    wire,
+)
 from labkit.grading.runner import Outcome, Runner, plain_launch
 from labkit.grading.slicing import Cell, Piece
 from labkit.units import UserError
@@ -314,6 +327,34 @@ def test_the_graders_folders_are_not_seen_below_what_is_shown(tmp_path: Path) ->
         folder.mkdir(parents=True)
     found = sandbox._masks([str(shown)], [secret, other, shown, tmp_path / "usr" / "not-there"])
     assert found == ["--tmpfs", str(secret), "--remount-ro", str(secret)]
+
+
+def test_a_control_group_is_made_where_the_tree_is_handed_to_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, above = tmp_path / "own", tmp_path / "user.slice" / "app.slice"
+    (above / "terminal.scope").mkdir(parents=True)
+    (above / "cgroup.subtree_control").write_text("cpu memory pids\n")
+    own.write_text("0::/user.slice/app.slice/terminal.scope\n")
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
+    monkeypatch.setattr(cgroups, "OWN", own)
+    group = cgroups.make(2**30)
+    assert group is not None and group.folder.parent == above, "beside our own: no group may hold both"
+    assert (group.folder / "memory.max").read_text() == str(2**30)
+    assert (group.folder / "memory.swap.max").read_text() == "0"
+    (group.folder / "memory.events").write_text("low 0\noom_kill 0\n")
+    assert not group.killed()
+    (group.folder / "memory.events").write_text("low 0\noom_kill 3\n")
+    assert group.killed()
+    started = subprocess.run(group.command(["/bin/echo", "a word"]), capture_output=True, text=True, check=True)
+    assert started.stdout == "a word\n" and (group.folder / "cgroup.procs").read_text().strip().isdigit()
+    (above / "cgroup.subtree_control").write_text("cpu\n")
+    assert cgroups.make(2**30) is None, "memory is not counted there"
+    (tmp_path / "memory" / "job").mkdir(parents=True)
+    own.write_text("4:memory:/job\n0::/\n")
+    older = cgroups.make(2**30)
+    assert older is not None and older.folder.parent == tmp_path / "memory" / "job"
+    assert (older.folder / "memory.limit_in_bytes").read_text() == str(2**30)
 
 
 def test_no_sandbox_on_a_processor_without_a_filter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from labkit import places
-from labkit.grading import running, sandbox, wire
+from labkit.grading import cgroups, guard, running, sandbox, wire
 from labkit.grading.runner import Runner
 from labkit.grading.slicing import Cell, Piece
 
@@ -173,6 +173,45 @@ def test_memory_that_is_shared_counts() -> None:
     assert outcome.ending == "crashed" and "took more than 180" in outcome.reason
 
 
+SOCKETS = """
+import socket
+kept = []
+while True:
+    pair = socket.socketpair()
+    pair[0].setblocking(False)
+    try:
+        while pair[0].send(b"x" * 2**16):
+            pass
+    except BlockingIOError:
+        kept.append(pair)
+    if len(kept) == 400:
+        seen = "full"
+        import os, time
+        if os.fork() == 0:
+            kept = []
+            continue
+        time.sleep(60)
+"""
+
+
+def test_memory_that_belongs_to_no_process_counts_where_groups_can_be_made() -> None:
+    """What lies in sockets is in no process's sizes."""
+    trial = cgroups.make(2**30)
+    if trial is None:
+        assert not os.access("/sys/fs/cgroup/memory", os.W_OK) or os.getuid() != 0
+        return
+    trial.remove()
+    assert not trial.folder.exists()
+    before = set(trial.folder.parent.iterdir())
+    box = sandbox.Sandbox(dataclasses.replace(LIMITS, total=128 * 2**20, scratch=2**20))
+    greedy = Runner(lambda: box.launch("labkit.grading.inside"), box.setup(preload=[]))
+    (answer,) = running.to_message([Piece(Cell("product_rate", SOCKETS, "answer"))])
+    outcome = greedy.run({"before": [], "answer": answer, "variable": "seen", "seconds": 40})
+    greedy.close()
+    assert outcome.ending == "crashed" and "memory" in outcome.reason
+    assert set(trial.folder.parent.iterdir()) == before, "its group is gone with it"
+
+
 def test_folders_of_the_grader_below_what_is_shown_are_empty(tmp_path: Path) -> None:
     """This Python's own folder is shown; a course may be kept in it, as in /usr/src."""
     with tempfile.TemporaryDirectory(dir=sys.prefix) as kept:
@@ -198,7 +237,7 @@ def test_all_processes_end_with_the_sandbox(runner: Runner) -> None:
     seen(runner, "seen = 1")
     process = runner._process
     assert process is not None
-    total, count = sandbox._taken(process.popen.pid)
+    total, count = guard.taken(process.popen.pid)
     assert total > 0 and count > 1
     runner.close()
-    assert sandbox._taken(process.popen.pid) == (0, 1)
+    assert guard.taken(process.popen.pid) == (0, 1)

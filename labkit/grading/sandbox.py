@@ -18,16 +18,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from .. import places
-from ..units import UserError, show_bytes
-from . import seccomp, wire
+from ..units import UserError
+from . import guard, seccomp, wire
 
 SHARED_BYTES = 256 * 2**20  # of /dev/shm, which is memory
 HOME = "/home/learner"
@@ -109,53 +107,13 @@ class Sandbox:
         arguments = [*_walls(), *_system(), *_masks(SYSTEM, self._hide), *_home(self.limits.scratch)]
         arguments += [*_python(), *_masks(_pythons(), self._hide), *_course(), *_card(), *_environment(self.threads)]
         with _handed([*arguments, "--remount-ro", "/"]) as (command, pipes):
-            return Watched([*command, "--", sys.executable, "-m", module], self.limits.total, pipes)
+            most, kept = self.limits.total, 2 * self.limits.scratch + SHARED_BYTES
+            return guard.Watched([*command, "--", sys.executable, "-m", module], most, kept, pipes)
 
     def close(self) -> None:
         """Remove what processes without walls left behind."""
         while self._folders:
             shutil.rmtree(self._folders.pop(), ignore_errors=True)
-
-
-class Watched(wire.Process):
-    """A sandbox whose processes are ended when together they take more than `most` bytes; ``ended`` says so."""
-
-    def __init__(self, command: list[str], most: int, pipes: Sequence[int] = ()):
-        super().__init__(command, {"PATH": os.environ.get("PATH", os.defpath)}, "/", pipes)
-        self.ended = ""
-        self._most = most
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def _watch(self) -> None:
-        while self.popen.poll() is None:
-            taken, processes = _taken(self.popen.pid)
-            if taken > self._most:
-                self.ended = f"it took more than {show_bytes(self._most)} of memory, in {processes} processes"
-                self.popen.kill()
-                return
-            time.sleep(0.25)
-
-
-def _taken(top: int) -> tuple[int, int]:
-    """Bytes of memory that the processes below `top` hold besides files (what forks have not yet copied, and what
-    several share, counts for each), and how many they are."""
-    children: dict[int, list[int]] = {}
-    sizes: dict[int, int] = {}
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        try:
-            lines = Path(f"/proc/{entry}/status").read_text(errors="replace").splitlines()
-        except OSError:  # it has ended
-            continue
-        found = dict(line.split(":", 1) for line in lines if ":" in line)
-        children.setdefault(int(found["PPid"]), []).append(int(entry))
-        sizes[int(entry)] = sum(1024 * int(found.get(part, "0").split()[0]) for part in ("RssAnon", "RssShmem"))
-    total, below = 0, [top]
-    for process in below:
-        total += sizes.get(process, 0)
-        below += children.get(process, [])
-    return total, len(below)
 
 
 @contextlib.contextmanager
