@@ -18,15 +18,14 @@ where it runs: a process that uses CUDA cannot be forked from a notebook's kerne
 `torch.distributed.run` that ``torchrun train.py`` calls, with a free port of this machine for the rendezvous.
 
 A rank that fails, dies or is not done in time ends the whole job, since the others would wait for it in their next
-collective; the error names the rank and says where it was. The next call starts a new job.
+collective; the error names the rank and says where it was. The next call starts a new job. When the process that
+started them ends, however it ends, they end too.
 """
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import functools
-import importlib
 import json
 import os
 import signal
@@ -35,7 +34,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import connection as wire
@@ -47,7 +45,8 @@ from .units import UserError
 
 MOST_PROCESSES = 64
 START_SECONDS = 180  # until all processes have imported what they need to say hello
-_KEY = "LABKIT_RANKS_KEY"
+LEAVE_SECONDS = 15  # for leaving a process group
+KEY = "LABKIT_RANKS_KEY"
 # NVLink multicast, where a host has it: what two ranks gain by it is little, it takes memory outside the allocator,
 # and this module ends ranks by force, which must not leave a multicast group behind on the host.
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
@@ -140,7 +139,7 @@ class _Job:
         port = self._listener.getsockname()[1]
         self._process = subprocess.Popen(
             _command(processes, port, self._folder.name, imports),
-            env=environment(processes, {**(extra or {}), _KEY: self._key.hex()}),
+            env=environment(processes, {**(extra or {}), KEY: self._key.hex()}),
             stdin=subprocess.DEVNULL, stdout=self._log, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         self._finalizer = weakref.finalize(self, _stop, self._process, self._pids)
@@ -226,7 +225,7 @@ class _Job:
             connection.close()  # a waiting process takes this as its end
         if kindly and len(self._connections) == self.processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=15)
+                self._process.wait(timeout=LEAVE_SECONDS)
         self._finalizer()
         self._listener.close()
         self._log.close()
@@ -272,7 +271,7 @@ def _by_value(worker: Callable[..., Any], arguments: dict[str, Any]) -> bytes:
 
 def _command(processes: int, port: int, folder: str, imports: tuple[str, ...]) -> list[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    return [*launcher, "--local-addr=127.0.0.1", "-m", "labkit.launching", str(port), folder, *imports]
+    return [*launcher, "--local-addr=127.0.0.1", "-m", "labkit.launched", str(port), folder, *imports]
 
 
 def _names(ranks: list[int]) -> str:
@@ -283,44 +282,3 @@ def _line_and_name(rest: str) -> str:
     """``", line 12 in f"`` as ``12 (f)``."""
     line, _, name = rest.removeprefix(", line ").partition(" in ")
     return f"{line} ({name})"
-
-
-def _main(port: int, folder: Path, imports: list[str]) -> int:
-    """What each process runs: workers as they come, and at the end of the line the end of the process group."""
-    for name in imports:
-        importlib.import_module(name)
-    rank = os.environ["RANK"]
-    stack = open(folder / f"stack-{rank}", "w")  # noqa: SIM115 - for as long as the process lives
-    if hasattr(faulthandler, "register"):
-        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
-    connection = wire.Connection(socket.create_connection(("127.0.0.1", port)).detach())
-    wire.answer_challenge(connection, bytes.fromhex(os.environ.pop(_KEY)))
-    connection.send_bytes(json.dumps({"rank": int(rank), "pid": os.getpid()}).encode())
-    while True:
-        try:
-            task = connection.recv_bytes()
-        except (EOFError, OSError):
-            break
-        connection.send_bytes(json.dumps(_done(task)).encode())
-    dist = sys.modules.get("torch.distributed")
-    if dist is not None and dist.is_available() and dist.is_initialized():
-        dist.destroy_process_group()
-    return 0
-
-
-def _done(task: bytes) -> dict[str, Any]:
-    """What came of one task: its row, or its error."""
-    import cloudpickle
-
-    try:
-        worker, arguments = cloudpickle.loads(task)
-        row = worker(**arguments) or {}
-        json.dumps(row)
-        return {"row": row}
-    except BaseException as error:
-        end = "".join(traceback.format_exc().splitlines(keepends=True)[-6:])
-        return {"error": f"{type(error).__name__}: {error}\n{end}"}
-
-
-if __name__ == "__main__":
-    sys.exit(_main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))

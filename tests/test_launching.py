@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,9 +95,14 @@ def test_the_rank_that_fails_first_is_named_and_the_others_are_not_waited_for(ra
 
 @pytest.mark.slow
 def test_ranks_that_hang_are_ended_and_it_is_said_where_they_were(ranks: launching.Ranks) -> None:
-    def pid() -> dict[str, int]:
+    def ready() -> dict[str, int]:
         import os
 
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.zeros(1))
         return {"pid": os.getpid()}
 
     def uneven() -> dict[str, Any]:
@@ -105,12 +111,11 @@ def test_ranks_that_hang_are_ended_and_it_is_said_where_they_were(ranks: launchi
         import torch
         import torch.distributed as dist
 
-        dist.init_process_group("gloo")
         if os.environ["RANK"] == "0":  # the other rank never comes
             dist.all_reduce(torch.zeros(1))
         return {}
 
-    pids = [row["pid"] for row in ranks.run(pid)]  # new processes: the last test has ended the old ones
+    pids = [row["pid"] for row in ranks.run(ready)]  # new processes: the last test has ended the old ones
     with pytest.raises(TimeoutError, match=r"rank 0 of 2 not done after 3 s(.|\n)*rank 0 was at .*all_reduce.*uneven"):
         ranks.run(uneven, timeout=3)
     assert all(map(gone, pids))
@@ -129,18 +134,25 @@ def test_a_process_that_dies_is_said() -> None:
 
 
 @pytest.mark.slow
-def test_ranks_end_with_the_process_that_started_them() -> None:
+def test_busy_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    """Killed by force in the middle of a call, as a notebook's kernel may be: neither launcher nor rank goes on."""
+    file = tmp_path / "pids"
     code = (
-        "from labkit import launching; ranks = launching.Ranks(1)\n"
-        "def worker():\n    import os\n    return {'pid': os.getpid()}\n"
-        "print(ranks.run(worker)[0]['pid'], flush=True)\nimport os; os._exit(0)"
+        "import sys\nfrom labkit import launching\nranks = launching.Ranks(1)\n"
+        "def worker(file):\n    import os\n    open(file, 'w').write(f'{os.getpid()} {os.getppid()}\\n')\n"
+        "    while True:\n        sum(range(1000))\n"
+        "ranks.run(worker, file=sys.argv[1])"
     )
-    environment = launching.environment()
-    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    end = time.monotonic() + 10
-    while time.monotonic() < end and not gone(int(said.stdout)):
+    starter = subprocess.Popen([sys.executable, "-c", code, str(file)], env=launching.environment())
+    end = time.monotonic() + 120
+    while time.monotonic() < end and (not file.exists() or not file.read_text().endswith("\n")):
         time.sleep(0.1)
-    assert gone(int(said.stdout))
+    starter.kill()
+    starter.wait()
+    pids = [int(pid) for pid in file.read_text().split()]
+    while time.monotonic() < end and not all(map(gone, pids)):
+        time.sleep(0.1)
+    assert all(map(gone, pids))
 
 
 @pytest.mark.parametrize("processes", [0, 65, 1.0, True, "2"])
