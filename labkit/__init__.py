@@ -28,7 +28,7 @@ _MODULES = (
 _NAMES = {
     "measure": "measuring", "sweep": "measuring", "largest": "measuring",
     "budget": "machine", "device": "machine", "default_budget": "machine",
-    "Recipe": "recipes",
+    "Recipe": "recipes", "plan": "planner",
     "Report": "results", "Ledger": "results", "Peaks": "results", "Timing": "results",
     "time_step": "timing",
     "diagnose": "diagnosis",

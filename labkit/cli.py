@@ -299,6 +299,34 @@ def predict(
 
 
 @app.command()
+def plan(
+    model: Annotated[str, typer.Argument(help="gpt2, gpt2-medium, gpt2-large, gpt2-xl, a folder with config.json.")],
+    card: Annotated[str | None, typer.Option(help="The card to plan for, such as t4, rtx4090 or h200.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Memory for PyTorch, such as 8GiB; else what the card has.")] = None,
+    seq: Annotated[int, typer.Option(help="Tokens in a sequence.")] = 1024,
+    batch: Annotated[int | None, typer.Option(help="Sequences in an optimizer step; chosen if left out.")] = None,
+    goal: Annotated[str, typer.Option(help="fastest, largest-batch or longest.")] = "fastest",
+    host_memory: Annotated[str | None, typer.Option(help="What the host has, such as 16GiB, for offload.")] = None,
+    clip: Annotated[float | None, typer.Option(help="Clip gradients to this global norm.")] = None,
+    dropout: Annotated[float, typer.Option(help="Residual, embedding and attention dropout.")] = 0.1,
+    no_compile: Annotated[bool, typer.Option("--no-compile", help="Without torch.compile.")] = False,
+    export: Annotated[Path | None, typer.Option(help="Write the first plan as a training script.")] = None,
+    as_json: Annotated[bool, JSON] = False,
+) -> None:
+    """Which switches make a model train on a card, the fastest first, and why. Exit code 1 when nothing fits.
+
+    Example: labkit plan gpt2-xl --card rtx4090 --seq 1024
+    """
+    from .planner import command
+
+    asked: dict[str, Any] = {
+        "card": card, "budget": budget, "seq": seq, "batch": batch, "goal": goal, "host_memory": host_memory,
+        "compile": not no_compile, "clip": clip, "dropout": dropout,
+    }  # fmt: skip
+    raise typer.Exit(command.run(model, as_json=as_json, export=export, asked=asked))
+
+
+@app.command()
 def submit(
     lesson: Annotated[str, typer.Argument(help="A name or a number, such as 01, or the path of your notebook.")],
     out: Annotated[

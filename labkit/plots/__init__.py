@@ -14,6 +14,7 @@ from .curves import Fit, fit_exponent, sweep
 from .front import pareto
 from .guessing import calibration
 from .peak import bars, waterfall
+from .plan import picture
 from .step import HeatmapPair, heatmap, heatmap_pair, timeline
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "img",
     "lines",
     "pareto",
+    "picture",
     "png",
     "show",
     "sweep",
