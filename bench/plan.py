@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import gc
 import json
 import random
 import statistics
@@ -73,6 +74,7 @@ def choose(arguments: argparse.Namespace) -> None:
         drawn = [r for r in rng.sample(fitting, min(len(fitting), COUNT)) if r not in chosen][:DRAWN]
         turns = [r for pair in zip(first[::2], first[1::2], drawn, strict=False) for r in pair]
         order = [*turns, *(r for r in (*first, *drawn) if r not in turns)]
+        order.sort(key=lambda r: r.offload.startswith("optimizer"))  # slow to set up: last
         with CANDIDATES.open("a", encoding="utf-8") as out:
             for recipe in order:
                 out.write(json.dumps({"pair": f"{model} {seq}", "recipe": recipe.to_dict()}) + "\n")
@@ -140,6 +142,8 @@ def measure_pair(arguments: argparse.Namespace) -> None:
     tasks = [task for task in tasks if json.dumps(task, sort_keys=True) not in done]
     split = next(split for model, seq, split, _ in PAIRS if f"{model} {seq}" == arguments.pair)
     where, count = {**provenance(), "command": "python bench/plan.py measure"}, 0
+    gc.collect()
+    gc.freeze()  # collecting afterwards takes no time for what is imported
     _compile_optimizers([Recipe.of(**task) for task in tasks], device)
     with open(arguments.lock) as held, open(arguments.out, "a", encoding="utf-8") as out:
         fcntl.flock(held, fcntl.LOCK_EX)
