@@ -37,7 +37,6 @@ quiet.transformers()  # imported now, silently
 
 lesson = lab.begin("11_multi_gpu")
 BUDGET = lesson.budget  # bytes that PyTorch may take from each card
-device = lab.device()
 cards = lesson.machine.cards
 two, show, seconds = cards >= 2, lab.show_bytes, lab.show_seconds
 capability = lesson.machine.capability or lab.machine.preset().capability
@@ -622,10 +621,10 @@ else:
 lab.answer("small", measured=2 * weak[1] if weak else None, source=there)
 
 # %% [markdown]
-# *What to see:* both lines rise with the batch on each card. *Waiting* is the part of a step of two that one process
-# does not have; *hidden* is the part of the all-reduce that ran behind backward. Where the batch is small, backward is
-# over before the buckets are through, and a small step is bound by its host anyway: half of it takes as long as the
-# whole, and the second line starts near one half.
+# *What to see:* how far each line lies below 100 % where the batch on a card is small. *Waiting* is the part of a step
+# of two that one process does not have; *hidden* is the part of the all-reduce that ran behind backward. Two things
+# cost there. Backward is over before the buckets are through. And a small step is bound by its host, which launches as
+# many kernels for half a batch as for a whole one; that pulls the second line down.
 
 # %% name="settle-twice"
 if weak:
@@ -1314,8 +1313,9 @@ lab.settle(
 # ## Pitfalls
 #
 # **It hangs.** A collective waits for all ranks. When one of them takes another branch, runs out of memory or has a
-# batch less, the others wait: for ten minutes, until the default timeout of the process group. The cell makes rank 1
-# leave out an all-reduce. `launching` ends all ranks after 2 seconds and asks each where it was.
+# batch less, the others wait until the timeout of the process group: ten minutes with NCCL and thirty with gloo, unless
+# `init_process_group` is told otherwise. The cell makes rank 1 leave out an all-reduce; `launching` ends all ranks
+# after 2 seconds, and asks those that had not answered where they were.
 
 
 # %% name="hang"
@@ -1337,6 +1337,9 @@ ranks.close()
 # %% [markdown]
 # **Out of memory on several cards where one card was enough.** Each rank of DDP has buckets on top
 # (transformers#10952), and processes that forget `torch.cuda.set_device(local_rank)` all open a context on card 0.
+#
+# **Each process believes that it is alone.** accelerate finds no card, or `torch.distributed` was not initialised:
+# `rank 0 of 1` twice, and two models that never meet. Print rank and world size at the start.
 #
 # **The loss is that of one rank.** What a rank prints is the mean over its own part of the batch. All-reduce it before
 # you log it, in all ranks.
