@@ -17,7 +17,7 @@ RULES = (
             Says(r"this dataloader will create \d+ worker processes in total", 0.2),
             Says(r"data(?:_|\s)?(?:time|loading|load|wait)\w*[ :=(]{1,3}(?:[\d.]+ ?(?:s|ms)[^\n]{0,20})?(?:of|/|out of|most)|(?:most|half|majority|\d\d ?%) of (?:the |each |every |its )?(?:time|step|iteration|epoch)[^.\n]{0,60}(?:loader|loading|tokeni|data|next\(|collat|disk|__getitem__|cpu|enumerate)|enumerate\(dataloader\)#|_singleprocessdataloaderiter\.__next__[^\n]*(?:[5-9]\d\.\d+%)", 0.9),
         ),
-        unless=(Number("oom", "=", True), Number("error.kind", "!=", "none"), Number("utilisation.median", ">=", 80), Told(("int8", "slow"))),
+        unless=(Number("oom", "=", True), Number("error.kind", "!=", "none"), Number("utilisation.median", ">=", 80), Number("utilisation.median", "<", 1), Told(("int8", "slow"))),
         changes=(
             Change("workers that prepare ahead, and pinned memory", "DataLoader(..., num_workers=4, pin_memory=True, persistent_workers=True, prefetch_factor=4)   # Trainer: dataloader_num_workers=4"),
             Change("tokenise once, before training, and store it", "dataset.map(tokenize, batched=True, num_proc=4)"),
