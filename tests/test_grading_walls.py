@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import json
 import os
+import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import test_grading_ordinary
+from grading_samples import HOME
 
 from labkit import places
 from labkit.grading import cgroups, guard, running, sandbox, wire
@@ -91,8 +96,7 @@ seen = {
     "own": len(mmap.mmap(-1, 2**20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)),
     "its memory": tried(lambda: open(f"/proc/{os.getppid()}/mem", "rb")),
     "its files": tried(lambda: os.listdir(f"/proc/{os.getppid()}/fd")),
-    "command": open("/proc/1/cmdline").read().split("\\0"),
-    "environment": tried(lambda: open("/proc/1/environ").read()),
+    "commands": [open(f"/proc/{p}/cmdline").read() for p in os.listdir("/proc") if p.isdigit()],
     "root": tried(lambda: open("/x", "w")), "shm": os.statvfs("/dev/shm").f_blocks * os.statvfs("/dev/shm").f_frsize,
 }
 """
@@ -108,17 +112,21 @@ for number in range(2):
 time.sleep(20)
 seen = len(maps)
 """
+ALONE = 3 if os.getuid() == 0 else 2  # processes that an answer sees: bubblewrap's own, where that cannot be reached
 LIMITS = sandbox.Limits(scratch=64 * 2**20, processes=40)
 
 
-@pytest.fixture(scope="module")
-def runner() -> Iterator[Runner]:
+def running_there() -> Iterator[Runner]:
+    """A runner of answers in a sandbox of small limits."""
     if sandbox.why_not():
         pytest.fail(f"make test-grading needs the sandbox: {sandbox.why_not()}")
     box = sandbox.Sandbox(LIMITS)
     made = Runner(lambda: box.launch("labkit.grading.inside"), box.setup(preload=[]))
     yield made
     made.close()
+
+
+runner = pytest.fixture(scope="module")(running_there)
 
 
 def seen(runner: Runner, source: str) -> Any:
@@ -158,10 +166,47 @@ def test_what_would_undo_the_walls_is_refused(runner: Runner) -> None:
     assert (found["namespaces"], found["system v"], found["own"]) == (-1, -1, 2**20)
     assert (found["memfd"], found["shared"], found["root"]) == (errno.EPERM, errno.ENOMEM, errno.EROFS)
     assert found["its memory"] == found["its files"] == errno.EACCES
-    assert found["command"][:5] == ["bwrap", "--args", found["command"][2], "--seccomp", found["command"][4]]
-    assert not [word for word in found["command"] if "bind" in word or str(places.home()) == word]
-    assert isinstance(found["environment"], int) or "LABKIT" not in found["environment"]
+    assert not [c for c in found["commands"] if "bind" in c or str(places.home()) in c]
     assert found["shm"] == sandbox.SHARED_BYTES
+
+
+OTHERS = """
+import os
+seen = {}
+for process in sorted(int(p) for p in os.listdir("/proc") if p.isdigit()):
+    if process != os.getpid():
+        for place in ("fd/0", "fd/1", "mem", "environ"):
+            try:
+                open(f"/proc/{process}/{place}", "rb").close()
+                seen[f"{process} {place}"] = "opened"
+            except OSError as error:
+                seen[f"{process} {place}"] = error.errno
+"""
+AS_ANYBODY = f"""
+import json, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import test_grading_walls as walls
+made = next(walls.running_there())
+print(json.dumps(walls.seen(made, walls.OTHERS)))
+made.close()
+"""
+
+
+@pytest.mark.parametrize("ordinary", [False, True])
+def test_no_other_process_can_be_reached(ordinary: bool) -> None:
+    """Its pipes lead to the grader; an ordinary user's sandbox has no user of its own to keep them."""
+    place = Path(tempfile.mkdtemp(prefix="labkit-anybody-"))
+    place.chmod(0o755)
+    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(place), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment["PYTHONPATH"] = str(HOME)
+    command = [sys.executable, "-c", AS_ANYBODY]
+    if ordinary:
+        command = test_grading_ordinary.as_ordinary_user(command, environment, place)
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=place, timeout=200)
+    shutil.rmtree(place, ignore_errors=True)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert len(found) == 4 * (1 if ordinary or os.getuid() else 2) and set(found.values()) == {errno.EACCES}, found
 
 
 def test_memory_that_is_shared_counts() -> None:
@@ -226,11 +271,11 @@ def test_what_an_answer_leaves_behind_does_not_meet_the_next(runner: Runner) -> 
     assert seen(runner, SPAWN) < LIMITS.processes
     before = runner._process
     count = "import os\nseen = len([p for p in os.listdir('/proc') if p.isdigit()])"
-    assert seen(runner, count) == 3 and runner._process is before, "children are ended, the sandbox goes on"
+    assert seen(runner, count) == ALONE and runner._process is before, "children are ended, the sandbox goes on"
     leave = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(1000)\nseen = 1"
     assert seen(runner, leave) == 1
     assert runner._process is None, "who leaves the group takes the sandbox along"
-    assert seen(runner, count) == 3
+    assert seen(runner, count) == ALONE
 
 
 def test_all_processes_end_with_the_sandbox(runner: Runner) -> None:

@@ -18,6 +18,7 @@ import resource
 import socket
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from .. import quiet
@@ -85,10 +86,22 @@ def main() -> None:
 def strays() -> bool:
     """Whether in this sandbox there are still processes besides its first and this one, after a moment to end."""
     for _ in range(20):
+        reap()
         if {int(p) for p in os.listdir("/proc") if p.isdigit()} <= {1, os.getpid()}:
             return False
         time.sleep(0.05)
     return True
+
+
+def reap(besides: int | None = None) -> None:
+    """Let go of processes that have ended, and of which this is the parent: where it is the sandbox's first, it becomes
+    that of all who lose theirs. `besides` is another's to ask for."""
+    for entry in os.listdir("/proc"):
+        with contextlib.suppress(OSError):
+            if entry.isdigit() and int(entry) != besides:
+                state, parent = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:2]
+                if state == "Z" and int(parent) == os.getpid():
+                    os.waitpid(int(entry), os.WNOHANG)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..results import Ledger
-from .inside import restrict
+from .inside import reap, restrict
 from .relay import Speaker
 
 CELL_BYTES = 4 * 2**20  # of one cell's output that are kept
@@ -40,6 +40,8 @@ def main() -> None:
     kernel = Kernel()
     for cell in requested["cells"]:
         found = kernel.run(cell["source"], requested["seconds"])
+        if setup.get("walled"):
+            reap(kernel.process)
         say("cell", id=cell["id"], **found)
         if found["ending"] in ("died", "stuck"):
             break
@@ -74,6 +76,7 @@ class Kernel:
 
         self._manager = ThisPython(transport="ipc")
         self._manager.start_kernel(env={**os.environ, "IPYTHONDIR": f"{os.getcwd()}/.ipython"})
+        self.process: int | None = getattr(self._manager.provisioner, "pid", None)
         self._client = self._manager.client()
         self._client.start_channels()
         self._client.wait_for_ready(timeout=120)

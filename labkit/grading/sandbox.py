@@ -137,12 +137,14 @@ def _handed(arguments: Sequence[str]) -> Iterator[tuple[list[str], list[int]]]:
 
 
 def _walls() -> list[str]:
-    """New namespaces for everything. Root keeps only the right to become another user, and gives that up inside."""
+    """New namespaces for everything. Root keeps only the right to become another user, and gives that up inside. For an
+    ordinary user no process of bubblewrap's own is in there (``--as-pid-1``): answers, being of the same user, could
+    take its pipes and speak to the grader."""
     command = ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     command += ["--die-with-parent", "--new-session", "--hostname", "course"]
     if os.getuid() == 0:
         return [*command, "--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-    return [*command, "--unshare-user"]
+    return [*command, "--unshare-user", "--as-pid-1"]
 
 
 def _system() -> list[str]:
