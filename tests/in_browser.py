@@ -6,6 +6,7 @@ installed. The variable PICTURES names a folder that keeps screenshots.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.server
 import importlib.util
@@ -22,11 +23,17 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import nbformat
 import pytest
 from browser import Page, browser
 
 ROOT = Path(__file__).resolve().parents[1]
 LESSON = "00_environment"
+# most is fixed, so that few recipes are tried
+PLAN = """import labkit as lab
+fixed = dict(precision="amp-fp16", optimizer="adamw", loss="full", gradients="card", offload="none", clip=None)
+lab.plan("gpt2", card="rtx3060-12gb", seq=256, batch=4, compile=False, **fixed).show()
+"""
 CELLS = "[...document.querySelectorAll('.jp-Notebook .jp-CodeCell')]"
 
 
@@ -35,13 +42,18 @@ def pictures(tmp_path: Path) -> Path:
     return Path(os.environ.get("PICTURES") or tmp_path)
 
 
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[str]:
-    """The address of a JupyterLab that `make lab` started, in a copy of the course; nobody's work/ is touched."""
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a JupyterLab that `make lab` started, in a copy of the course; nobody's work/ is touched. Besides
+    the lessons it has a notebook with a plan."""
+    tmp_path = tmp_path_factory.mktemp("lab")
     course = tmp_path / "course"
     for name in ("labkit", "notebooks", "tools", "data/reference"):
         shutil.copytree(ROOT / name, course / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "Makefile", course)
+    plan = nbformat.v4.new_code_cell(PLAN, id="plan")
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}  # or JupyterLab asks which
+    nbformat.write(nbformat.v4.new_notebook(cells=[plan], metadata=kernel), course / "notebooks" / "plan.ipynb")
     (course / ".venv").symlink_to(sys.prefix)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -64,7 +76,7 @@ def lab(tmp_path: Path) -> Iterator[str]:
                 log.seek(0)
                 assert process.poll() is None and time.monotonic() < until, log.read()[-3000:]
                 time.sleep(0.3)
-        yield f"http://127.0.0.1:{port}/lab/tree/{LESSON}.ipynb?token=course"
+        yield f"http://127.0.0.1:{port}/lab/tree/NAME.ipynb?token=course"
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         try:
@@ -84,14 +96,15 @@ def output(text: str) -> str:
     return f"({cell(text)}?.querySelector('.jp-OutputArea')?.textContent || '')"
 
 
-def menu(page: Page, *words: str) -> None:
-    """Open a menu and click down to an entry."""
-    page.click(f"[...document.querySelectorAll('.lm-MenuBar-item')].find(e => e.textContent.trim() === '{words[0]}')")
-    for word in words[1:]:
-        entries = (
-            f"[...document.querySelectorAll('.lm-Menu-item')].find(e => e.textContent.includes({json.dumps(word)}))"
-        )
-        page.click(entries)
+def menu(page: Page, name: str, entry: str) -> None:
+    """Open a menu and click an entry. A page that is still busy drops a click: it is then made again."""
+    entry_of = f"[...document.querySelectorAll('.lm-Menu-item')].find(e => e.textContent.includes({json.dumps(entry)}))"
+    until = time.monotonic() + 60
+    while not page.run(f"!!({entry_of})"):
+        assert time.monotonic() < until, f"the menu {name} does not open"
+        page.click(f"[...document.querySelectorAll('.lm-MenuBar-item')].find(e => e.textContent.trim() === '{name}')")
+        time.sleep(2)
+    page.click(entry_of)
 
 
 def show(page: Page, element: str, picture: Path) -> None:
@@ -104,11 +117,20 @@ def show(page: Page, element: str, picture: Path) -> None:
     page.picture(picture)
 
 
-def test_a_lesson_in_jupyterlab(lab: str, pictures: Path) -> None:
+@contextlib.contextmanager
+def opened(lab: str, name: str) -> Iterator[Page]:
+    """A notebook in JupyterLab, its kernel waiting."""
     with browser(1400, 1000) as page:
-        page.open(lab, 90)
-        page.wait(f"{CELLS}.length > 10 && !document.querySelector('#jupyterlab-splash')", 90)
+        page.open(lab.replace("NAME", name), 90)
+        page.wait(f"{CELLS}.length > 0 && !document.querySelector('#jupyterlab-splash')", 90)
         page.wait("!!document.querySelector('.jp-Notebook-ExecutionIndicator[data-status=idle]')", 90)
+        yield page
+        outside = [r for r in page.requests if not r.startswith(("http://127.0.0.1", "data:", "blob:"))]
+        assert outside == []
+
+
+def test_a_lesson_in_jupyterlab(lab: str, pictures: Path) -> None:
+    with opened(lab, LESSON) as page:
         page.picture(pictures / "lab-1-opened.png")
 
         menu(page, "Run", "Run All Cells")
@@ -138,8 +160,21 @@ def test_a_lesson_in_jupyterlab(lab: str, pictures: Path) -> None:
             before = page.run(check)
             assert sign in before, before
             show(page, cell("lab.check.number("), pictures / f"lab-3-{'right' if sign == '✓' else 'wrong'}.png")
-        outside = [r for r in page.requests if not r.startswith(("http://127.0.0.1", "data:", "blob:"))]
-        assert outside == []
+
+
+def test_the_planners_widgets_move_the_bar(lab: str, pictures: Path) -> None:
+    bar = "[...document.querySelectorAll('.widget-html [style*=relative] > span')].map(e => e.style.width).join(' ')"
+    with opened(lab, "plan") as page:
+        menu(page, "Run", "Run All Cells")
+        page.wait(f"document.querySelectorAll('.widget-dropdown select').length >= 5 && {bar} !== ''", 180)
+        before = page.run(bar)
+        show(page, "document.querySelector('.widget-html')", pictures / "plan-1.png")
+        page.click("document.querySelector('.widget-text input[type=number]')")  # the batch
+        page.key("a", 65, modifiers=2)
+        page.type("64")
+        page.key("Enter", 13)
+        page.wait(f"{bar} !== {json.dumps(before)}", 60)
+        show(page, "document.querySelector('.widget-html')", pictures / "plan-2.png")
 
 
 @pytest.fixture(scope="module")
