@@ -117,19 +117,17 @@ def passes(write: Callable[..., None]) -> None:
 
 def imports(write: Callable[..., None]) -> None:
     """Processor time of fresh processes that import something and end."""
-    for what in ("pass", "import labkit", "import torch", "import labkit, torch, transformers"):
-        seconds = [_process_seconds([sys.executable, "-c", what]) for _ in range(ROUNDS)]
-        write("a process that says", statistics.median(seconds), "s", what=what, low=min(seconds), high=max(seconds))
-    help_text = [sys.executable, "-m", "labkit.cli", "--help"]
-    seconds = [_process_seconds(help_text) for _ in range(ROUNDS)]
-    write(
-        "a process that says",
-        statistics.median(seconds),
-        "s",
-        what="labkit --help",
-        low=min(seconds),
-        high=max(seconds),
-    )
+    python = [sys.executable, "-c"]
+    processes = {
+        "pass": ([*python, "pass"], ROUNDS), "import labkit": ([*python, "import labkit"], ROUNDS),
+        "labkit --help": ([sys.executable, "-m", "labkit.cli", "--help"], ROUNDS),
+        "import torch": ([*python, "import torch"], 3),
+        "import labkit, torch, transformers": ([*python, "import labkit, torch, transformers"], 3),
+    }  # fmt: skip
+    for what, (command, rounds) in processes.items():
+        seconds = [_process_seconds(command) for _ in range(rounds)]
+        span = {"low": min(seconds), "high": max(seconds)}
+        write("processor time of a process", statistics.median(seconds), "s", what=what, **span)
 
 
 def _process_seconds(command: list[str]) -> float:
