@@ -46,7 +46,7 @@ def experiment(device: Any) -> Callable[[], Any]:
         if on_card
         else {"n_layer": 2, "n_embd": 128, "n_head": 2, "vocab_size": 1024, "bos_token_id": 0, "eos_token_id": 0}
     )
-    model = models.gpt2("gpt2", **sizes).to(device).train()
+    model = models.gpt2("gpt2", attention="sdpa", **sizes).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), fused=on_card)
     shape = (8, 1024) if on_card else (2, 128)
     tokens = torch.randint(0, model.config.vocab_size, shape, device=device)
