@@ -112,7 +112,7 @@ def test_what_labkit_imports_is_a_dependency():
     import ast
 
     modules = {"pynvml": "nvidia-ml-py", "pytorch_memlab": "pytorch-memlab", "jupyter_client": "jupyter-client"}
-    modules |= {"IPython": "ipykernel"}  # which cannot be installed without it
+    modules |= {"IPython": "ipykernel", "yaml": "accelerate"}  # which cannot be installed without them
     needed = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
     extras = {canonicalize_name(Requirement(line).name) for line in PROJECT["optional-dependencies"]["dev"]}
     for file in (ROOT / "labkit").rglob("*.py"):
