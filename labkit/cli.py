@@ -117,7 +117,7 @@ def diagnose(
 ) -> None:
     """What went wrong, by which evidence, and what to change. Exit code 0, also when no cause is known.
 
-    Example: python train.py 2>&1 | labkit diagnose
+    Example: labkit diagnose train.log (or: python train.py 2>&1 | labkit diagnose)
     """
     from . import diagnosis
 
