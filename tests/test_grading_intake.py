@@ -127,6 +127,13 @@ def test_many_files_for_the_same_reason_are_one_line():
     assert "ada/0.png" in line and "and 22 more" in line and "29.png" not in line
 
 
+def test_a_terminal_is_not_flooded():
+    left = [LeftOut(f"s{i}", f"s{i}/a.pdf", "neither") for i in range(300)]
+    said = intake.lines(left)
+    assert len(said) == intake.MOST_LINES + 1 and said[-1] == "not graded: and 280 more, all in summary.html"
+    assert len(intake.lines(left[: intake.MOST_LINES + 1])) == intake.MOST_LINES + 1
+
+
 def test_a_folder_of_thousands_of_files_is_not_looked_through(tmp_path, monkeypatch):
     monkeypatch.setattr(intake, "MOST", 5)
     for number in range(9):

@@ -27,6 +27,7 @@ _BOOK = re.compile(r"\.ipynb([ _]*\(\d+\))?(\.txt|\.json)?$", re.IGNORECASE)
 _BUNDLE = re.compile(r"\.labkit[^./]{0,20}\.zip$", re.IGNORECASE)
 _COPY = re.compile(r"[ _]*\((\d+)\)$")
 _NAMES = 8  # of files on one line
+MOST_LINES = 20  # on a terminal
 _SPECIAL = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
@@ -105,9 +106,12 @@ def collect(folder: Path) -> Intake:
     return Intake(tuple(_apart(found)), tuple(left))
 
 
-def lines(left: Sequence[LeftOut]) -> list[str]:
-    """What was left out, one line for each student and reason: ``not graded: ada/notes.pdf: neither ...``."""
-    return [f"not graded: {', '.join(names)}: {reason}" for _, names, reason in grouped(left)]
+def lines(left: Sequence[LeftOut], most: int = MOST_LINES) -> list[str]:
+    """What was left out, a line for each student and reason: ``not graded: ada/notes.pdf: neither ...``; past `most` of
+    them, how many more there are."""
+    found = [f"not graded: {', '.join(names)}: {reason}" for _, names, reason in grouped(left)]
+    more = len(found) - most
+    return [*found[:most], f"not graded: and {more} more, all in summary.html"] if more > 1 else found
 
 
 def grouped(left: Iterable[LeftOut]) -> list[tuple[str, list[str], str]]:
