@@ -98,7 +98,25 @@ def page(lesson: Lesson, rows: list[dict[str, Any]]) -> str:
         each = r["seconds"] / r["count"]
         numbers = [f"{r['seconds']:.0f}", f"{each:.1f}", f"{r['median']:.1f}", f"{r['load']:.1f}"]
         lines.append(f"| {' | '.join([what, str(r['count']), str(r['jobs']), *numbers])} |")
-    return "\n".join(lines) + "\n"
+    jobs = sorted({r["jobs"] for r in rows})
+    grown = [line for whole in (False, True) for n in jobs if (line := growth(rows, whole, n))]
+    return "\n".join([*lines, *(["", *grown] if grown else [])]) + "\n"
+
+
+def growth(rows: list[dict[str, Any]], whole: bool, jobs: int) -> str:
+    """How the total grows with the number of submissions: the straight line through the rows, and the worst distance
+    from it. Nothing where there are fewer than three rows."""
+    mine = [r for r in rows if (r["whole"], r["jobs"]) == (whole, jobs)]
+    if len(mine) < 3:
+        return ""
+    counts, seconds = [r["count"] for r in mine], [r["seconds"] for r in mine]
+    slope, start = statistics.linear_regression(counts, seconds)
+    worst = max(abs(start + slope * n - s) / s for n, s in zip(counts, seconds, strict=True))
+    what = "with the whole notebook" if whole else "exercises"
+    return (
+        f"Growth, {what}, {jobs} job{'' if jobs == 1 else 's'}: {start:.0f} s + {slope:.2f} s for each submission; "
+        f"the rows lie within {100 * worst:.0f} % of that line."
+    )
 
 
 def main() -> None:
