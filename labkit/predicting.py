@@ -125,7 +125,8 @@ def _predicted(
             raise
         what = " ".join(str(error).split())[:200]
         raise UserError(f"{recipe.model}: its configuration makes no model that runs ({what})") from error
-    return report, memory.recipe_row(recipe, report, time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return report, memory.recipe_row(recipe, report, seconds, memory.host_memory(recipe))
 
 
 def _runs(recipe: Recipe) -> bool:
@@ -206,6 +207,11 @@ def _text(report: Report, row: dict[str, Any], card: str | None, colour: bool) -
         verdict = f": {'fits' if whole <= room else 'does not fit'} the {show_bytes(room)} of {preset.title}"
         asked = card is not None or report.budget_bytes is None  # a budget says for itself what must fit where
         lines.append(f"  with it {show_bytes(whole)}{verdict if asked else ''}")
+    if host := (row.get("host_pinned_bytes") or 0) + (row.get("host_pageable_bytes") or 0):
+        locked = show_bytes(row["host_pinned_bytes"])
+        lines.append(
+            f"  in the host's memory: {show_bytes(host)}, of which {locked} pinned; Python and the data on top"
+        )
     if not preset.measured:
         lines.append(f"  predictions for {preset.name} ({preset.sm}) were not checked on a real one")
     return "\n".join(lines)

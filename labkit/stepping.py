@@ -154,8 +154,7 @@ class GradientsOnHost(_Arriving, torch.optim.Optimizer):
         if len(set(everything)) != len(everything):
             raise UserError("a parameter is in two groups: each one must step once")
         self._groups: list[Any] = [self._group(group, make, most) for group in chosen]
-        if everything[0].is_cuda:
-            torch.cuda.empty_cache()  # the places that the weights left are of other sizes than what comes next
+        torch.cuda.empty_cache()  # the places that the weights left are of other sizes than what comes next
         self._host: dict[Any, torch.Tensor] = {p: part for group in self._groups for p, part in group.host_parts()}
         self._clip = clip
         self._window = parse_size(window) if window != 0 else 0
@@ -190,13 +189,15 @@ class GradientsOnHost(_Arriving, torch.optim.Optimizer):
         self._norms[self._place[p]] = torch.linalg.vector_norm(grad, dtype=torch.float32)
         self._waiting.add(p)
         p.grad = None
+        left = None
         if self._stream is None:
             host.copy_(grad)
-            return
-        self._stream.wait_stream(torch.cuda.current_stream(grad.device))
-        with torch.cuda.stream(self._stream):
-            host.copy_(grad, non_blocking=True)
-            self._leaving.append((grad, self._stream.record_event()))
+        else:
+            self._stream.wait_stream(torch.cuda.current_stream(grad.device))
+            with torch.cuda.stream(self._stream):
+                host.copy_(grad, non_blocking=True)
+                left = self._stream.record_event()
+        self._leaving.append((grad, left))
         self._leaving_bytes += grad.numel() * grad.element_size()
         self._let_go(self._window)
 
@@ -204,7 +205,8 @@ class GradientsOnHost(_Arriving, torch.optim.Optimizer):
         """Drop the oldest gradients until `window` bytes are left; whoever gets their memory waits for the copy."""
         while self._leaving_bytes > window:
             grad, left = self._leaving.popleft()
-            torch.cuda.current_stream(grad.device).wait_event(left)
+            if left is not None:
+                torch.cuda.current_stream(grad.device).wait_event(left)
             self._leaving_bytes -= grad.numel() * grad.element_size()
 
     def _fetch(self, host: torch.Tensor) -> Callable[[], torch.Tensor]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from labkit import models
-from labkit.recipes import CHOICES, Recipe, blocks, checkpoint_segments, chunked_loss, make_optimizer
+from labkit.recipes import CHOICES, Recipe, blocks, checkpoint_segments, chunked_loss, conflict, make_optimizer
 from labkit.units import UserError
 
 SMALL = {"n_layer": 4, "n_embd": 32, "n_head": 2, "vocab_size": 97, "n_positions": 64}
@@ -29,7 +29,11 @@ def loss_and_gradients(model, loss):
         ({"colour": 1}, "unknown field 'colour'"), ({"dropout": 1.0}, "dropout"), ({"dropout": "a lot"}, "dropout"),
         ({"model": ""}, "model"), ({"model": 3}, "model"),
         ({"attention": ["sdpa"]}, "attention"), ({"batch": 2**31 - 1}, "batch .* to 65536"),
-        ({"accumulation": 65537}, "accumulation"), ({"seq": 2**20 + 1}, "seq"), ({"checkpoint": 1001}, "checkpoint"),
+        ({"clip": 0}, "clip"), ({"clip": float("nan")}, "clip"), ({"clip": True}, "clip"),
+        ({"compile": "all"}, "blocks"),
+        ({"offload": "everything"}, "activations"), ({"stochastic_rounding": 1}, "true or false"),
+        ({"loss_chunks": 0}, "loss_chunks"), ({"accumulation": 65537}, "accumulation"),
+        ({"seq": 2**20 + 1}, "seq"), ({"checkpoint": 1001}, "checkpoint"),
     ],
 )  # fmt: skip
 def test_what_a_recipe_cannot_be(fields, word):
@@ -46,6 +50,59 @@ def test_defaults_are_those_of_the_vocabulary():
     }  # fmt: skip
     assert str(Recipe.of(batch=2, checkpoint=3)) == "gpt2 2x1024 checkpoint=3"
     assert Recipe.of().changed(accumulation=4).tokens == 8 * 1024 * 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "advice"),
+    [
+        ({"gradients": "in-backward", "clip": 1.0}, "two-backward-passes"),
+        ({"gradients": "two-backward-passes"}, "give clip"),
+        ({"gradients": "in-backward", "accumulation": 2}, "gradients=card or host"),
+        ({"gradients": "in-backward", "precision": "fp16"}, "host with precision=fp16"),
+        ({"gradients": "host", "precision": "amp-fp16"}, "use precision=fp16"),
+        ({"gradients": "host", "offload": "optimizer"}, "gradients=card"),
+        ({"offload": "optimizer", "clip": 1.0}, "use precision=fp16"),
+        ({"offload": "optimizer", "precision": "amp-fp16"}, "use precision=fp16"),
+        ({"offload": "optimizer", "optimizer": "adam8bit"}, "use optimizer=adamw"),
+        ({"offload": "optimizer+gradients", "accumulation": 2}, "gradients=card or host"),
+        ({"offload": "activations", "compile": "blocks"}, "compile=none"),
+        ({"compile": "whole", "gradients": "host"}, "compile=blocks"),
+        ({"loss": "in-place", "precision": "amp-bf16"}, "loss=chunked"),
+        ({"stochastic_rounding": True, "precision": "bf16"}, "adamw8bit"),
+        ({"stochastic_rounding": True, "optimizer": "adamw8bit"}, "precision=bf16"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_refused_with_advice(fields, advice):
+    with pytest.raises(UserError, match=advice) as caught:
+        Recipe.of(**fields)
+    assert "\n" not in str(caught.value) and conflict(fields) == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"precision": "fp16", "offload": "optimizer+gradients", "clip": 1.0, "accumulation": 4},
+        {"precision": "fp16", "gradients": "host", "optimizer": "adam8bit", "clip": 1.0},
+        {"gradients": "two-backward-passes", "clip": 1.0}, {"compile": "whole", "checkpoint": 1},
+        {"compile": "blocks", "gradients": "host", "clip": 0.5, "accumulation": 2}, {"expandable_segments": True},
+    ],
+)  # fmt: skip
+def test_what_goes_together_is_taken(fields):
+    assert conflict(Recipe.of(**fields)) is None
+
+
+def test_rows_of_lesson_12_load_with_their_spelling():
+    fields = {"gradients": "in backward, each clipped", "loss": "in place", "compile": True, "clip": 1}
+    recipe = Recipe.of(**fields)
+    assert (recipe.gradients, recipe.loss, recipe.compile) == ("in-backward-each-clipped", "in-place", "blocks")
+    assert Recipe.of(**recipe.to_dict()) == recipe and Recipe.of(compile=False).compile == "none"
+
+
+def test_a_label_says_what_differs_and_nothing_else():
+    assert str(
+        Recipe.of(batch=2, loss_chunks=4, stochastic_rounding=True, precision="bf16", optimizer="adamw8bit")
+    ) == ("gpt2 2x1024 precision=bf16 optimizer=adamw8bit stochastic_rounding")
+    assert str(Recipe.of(loss="chunked", loss_chunks=4)).endswith("loss=chunked loss_chunks=4")
 
 
 def test_a_sequence_beyond_the_positions_is_refused():
@@ -175,8 +232,13 @@ def test_every_optimizer_lowers_the_loss(optimizer):
 
 
 @pytest.mark.parametrize(
-    "fields", [{"precision": "amp-bf16", "accumulation": 2}, {"precision": "bf16", "loss": "chunked", "checkpoint": 1}]
-)
+    "fields",
+    [
+        {"precision": "amp-bf16", "accumulation": 2}, {"precision": "bf16", "loss": "chunked", "checkpoint": 1},
+        {"gradients": "two-backward-passes", "clip": 1.0}, {"offload": "activations", "loss": "in-place"},
+        {"precision": "fp16", "offload": "optimizer", "clip": 1.0, "accumulation": 2},
+    ],
+)  # fmt: skip
 def test_a_recipe_is_an_experiment(fields, tmp_path):
     from transformers import GPT2Config
 

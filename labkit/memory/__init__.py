@@ -1,6 +1,7 @@
 """GPU memory without a GPU: run an experiment on tensors without data, replay the allocator, say who held what.
 
-`predict` takes any experiment; `predict_recipe` a `labkit.recipes.Recipe`; `Tracer` is the dispatch mode behind both
+`predict` takes any experiment; `predict_recipe` a `labkit.recipes.Recipe`, and `host_memory` says what that keeps on
+the host; `labkit.memory.estimate` ranks many recipes quickly; `Tracer` is the dispatch mode behind both
 and works on a real GPU too.
 """
 
@@ -13,10 +14,13 @@ if TYPE_CHECKING:
     from ..results import Report
     from .attribution import difference
     from .ghosts import PredictionError
+    from .host import HostMemory, host_memory
     from .prediction import predict, predict_recipe
     from .tracer import Tracer
 
-__all__ = ["PredictionError", "Tracer", "difference", "predict", "predict_recipe", "recipe_row"]
+__all__ = [
+    "HostMemory", "PredictionError", "Tracer", "difference", "host_memory", "predict", "predict_recipe", "recipe_row",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -32,6 +36,10 @@ def __getattr__(name: str) -> Any:
         from . import prediction
 
         return getattr(prediction, name)
+    if name in ("HostMemory", "host_memory"):
+        from . import host
+
+        return getattr(host, name)
     if name == "PredictionError":
         from .ghosts import PredictionError
 
@@ -39,10 +47,13 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def recipe_row(recipe: Recipe, report: Report, seconds: float) -> dict[str, Any]:
-    """The line that ``labkit predict --json`` prints for a recipe; byte counts are None where memory ran out."""
+def recipe_row(recipe: Recipe, report: Report, seconds: float, host: HostMemory | None = None) -> dict[str, Any]:
+    """The line that ``labkit predict --json`` prints for a recipe; byte counts are None where memory ran out, those of
+    the host where nobody asked."""
     row: dict[str, Any] = {**recipe.to_dict(), "status": report.status}
     for prefix, peaks in (("", report.steady), ("first_step_", report.first)):
         for name in ("allocated_bytes", "requested_bytes", "reserved_bytes"):
             row[prefix + name] = getattr(peaks, name) if peaks is not None else None
+    row["host_pinned_bytes"] = host.pinned_bytes if host is not None else None
+    row["host_pageable_bytes"] = host.pageable_bytes if host is not None else None
     return {**row, "context_bytes": report.context_bytes, "seconds": round(seconds, 4)}

@@ -67,7 +67,8 @@ class _Rewriting:
         made_f = [v for i in forward for v in ops[i].outs if maker.get(v) == i]
         made_b = [v for i in backward for v in ops[i].outs if maker.get(v) == i]
         inputs = {v for i in (*forward, *backward) for v in ops[i].ins if maker.get(v) not in here | there}
-        self.touched |= inputs | set(made_f) | set(made_b)
+        # without a backward pass (an optimizer's step) arguments live as long as the program holds them
+        self.touched |= (inputs if backward else set()) | set(made_f) | set(made_b)
         end = max(forward, default=-1)
         wanted = [v for v in made_f if any(u in there for u in uses.get(v, ()))]
         wanted += [v for v in inputs if v in self.died and any(u in there for u in uses.get(v, ()))]

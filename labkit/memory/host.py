@@ -8,11 +8,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from .. import models
-from ..stepping import ALIGNED
 
 if TYPE_CHECKING:
     from ..recipes import Recipe
 
+ALIGNED = 64  # numbers (labkit.stepping.ALIGNED, without importing PyTorch for it)
 TORCHAO_LEAST = 4096  # numbers: smaller parameters stay on the card (torchao/optim/cpu_offload.py, minimal_size)
 PIECE = 2**24  # numbers that step at once (labkit.stepping.GradientsOnHost, most)
 
@@ -39,6 +39,8 @@ def pinned(nbytes: int) -> int:
 def host_memory(recipe: Recipe) -> HostMemory:
     """What `recipe` keeps on the host between and during its steps, from the shapes of its parameters; activations from
     the short models of `labkit.memory.estimate`. Python, libraries and the data come on top."""
+    if recipe.offload == "none" and recipe.gradients != "host":
+        return HostMemory()
     if recipe.offload == "activations":
         from .estimate import offloaded
 
@@ -51,13 +53,13 @@ def host_memory(recipe: Recipe) -> HostMemory:
     if away and recipe.precision != "fp16":
         moved = [n for n in _parameters(recipe) if n >= TORCHAO_LEAST]
         return HostMemory(2 * sum(pinned(n * width) for n in moved), 2 * width * sum(moved))
+    if not away and recipe.gradients != "host":
+        return sent
     groups = _groups(recipe)
     buffers = sum(pinned(n * width) for n in groups)
     if away:  # masters and two moments in fp32, and the gradient of the piece that steps
         return HostMemory(buffers, 12 * sum(groups) + 4 * min(PIECE, max(groups)))
-    if recipe.gradients == "host":
-        return HostMemory(sent.pinned_bytes + buffers)
-    return sent
+    return HostMemory(sent.pinned_bytes + buffers)
 
 
 def _parameters(recipe: Recipe) -> list[int]:
