@@ -45,10 +45,11 @@ MOST_TOKENS = 2**15  # of a micro-batch
 def choose(arguments: argparse.Namespace) -> None:
     """For each pair: the fastest by estimated time under each budget, in turns, and some drawn at random.
 
-    Memory is only guessed here (`crude_bytes`): which recipes are measured must not hang on the predictor.
+    Memory is only guessed here (`rough_bytes`): which recipes are measured must not hang on the predictor.
     """
     from labkit import machine, quiet
     from labkit.planner import candidates, roofline
+    from labkit.planner.room import rough_bytes
     from labkit.planner.shape import Shape
 
     quiet.transformers()
@@ -61,7 +62,7 @@ def choose(arguments: argparse.Namespace) -> None:
         sizes = [b for b in candidates.BATCHES if b * seq <= MOST_TOKENS]
         ones = [r.changed(batch=b) for _, r in _structures(card, model, seq) for b in sizes]
         shape = Shape.of(ones[0])
-        need = {r: crude_bytes(r, shape) for r in ones}
+        need = {r: rough_bytes(r, shape) for r in ones}
         fitting = [r for r in ones if need[r] <= max(BUDGETS) * 2**30]
         speed = {r: r.tokens / roofline.estimate(r, card, shape=shape).seconds for r in fitting}
         ranks = [sorted((r for r in fitting if need[r] <= b * 2**30), key=lambda r: -speed[r]) for b in BUDGETS]
@@ -86,21 +87,6 @@ def _structures(card: Any, model: str, seq: int) -> Any:
     from labkit.planner import candidates
 
     return candidates.candidates(card, model=model, batch=1, seq=seq, compile=False)
-
-
-def crude_bytes(recipe: Any, shape: Any) -> float:
-    """A guess of a recipe's peak from shapes alone."""
-    from labkit.planner.room import least_bytes
-
-    tokens = recipe.batch * recipe.seq
-    kept = shape.activation_bytes(recipe.changed(offload="none")) * (0.2 if recipe.offload == "activations" else 1)
-    if recipe.checkpoint:
-        kept = kept / recipe.checkpoint + shape.activation_bytes(recipe.changed(checkpoint=0)) * (
-            recipe.checkpoint / shape.layers
-        )
-    pieces = 1 if recipe.loss == "full" else recipe.loss_chunks
-    logits = tokens * shape.vocabulary * (14 if recipe.precision != "fp32" else 12) / pieces
-    return least_bytes(recipe, shape) + kept + logits + 3 * shape.ends * shape.weight_bytes(recipe) * (pieces > 1)
 
 
 def measure(arguments: argparse.Namespace) -> None:

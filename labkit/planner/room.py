@@ -114,6 +114,19 @@ def least_bytes(recipe: Recipe, shape: Shape) -> int:
     return int(shape.parameters * (weight + waiting + states + master))
 
 
+def rough_bytes(recipe: Recipe, shape: Shape) -> float:
+    """A guess of a recipe's peak from shapes alone, to put candidates in order before anything is predicted."""
+    tokens, stored = recipe.batch * recipe.seq, recipe.changed(checkpoint=0, offload="none")
+    kept = shape.activation_bytes(stored) * (0.2 if recipe.offload == "activations" else 1.0)
+    if recipe.checkpoint:
+        inputs = shape.activation_bytes(recipe) / recipe.checkpoint
+        kept = inputs + shape.activation_bytes(stored) * recipe.checkpoint / shape.layers
+    pieces = 1 if recipe.loss == "full" else recipe.loss_chunks
+    logits = tokens * shape.vocabulary * (12 if recipe.precision == "fp32" else 14) / pieces
+    sums = 3 * shape.ends * shape.weight_bytes(recipe) if pieces > 1 else 0
+    return least_bytes(recipe, shape) + kept + logits + sums
+
+
 def host_memory(size: int | str | None) -> int | None:
     """Bytes of host memory that a user named. Raises `UserError`."""
     from ..units import parse_size

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..recipes import Recipe, conflict
 from . import candidates as trying
 from .roofline import Times, estimate
-from .room import Need, Room, exact_need, least_bytes, need
+from .room import Need, Room, exact_need, least_bytes, need, rough_bytes
 from .shape import Shape
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 SHOWN = 5  # plans of an answer
 ALIKE = 0.03  # predicted speeds closer than this count as equal: the gentler recipe comes first
 CONFIRMED = 1  # exact predictions at most, where an estimate does not tell
+FEW = 2  # candidates that are predicted to name the nearest miss
+ROUGH = 0.55  # of a rough guess: no candidate needs less
 ENOUGH = 0.98  # of the best speed of a structure: the smallest batch that reaches it is taken
 
 
@@ -117,12 +119,15 @@ def smallest(structures: Iterable[tuple[str, Recipe]], card: Card, room: Room, *
     shape = Shape.of(ones[0].sizes[0]) if ones else None
     if shape is None:
         return None
-    low = sorted(ones, key=lambda s: (least_bytes(s.sizes[0], shape), -s.sizes[0].checkpoint == 0))
-    floor = least_bytes(low[0].sizes[0], shape)
-    near = [s for s in low if least_bytes(s.sizes[0], shape) <= 1.05 * floor and s.sizes[0].checkpoint in (0, 1)]
-    on_host = [s for s in near if room.hosts(need(s.sizes[0], card))]
-    best = min(on_host or near, key=lambda s: need(s.sizes[0], card).worst_bytes)
+    small = sorted(ones, key=lambda s: _frugal(s.sizes[0], shape))[:FEW]
+    on_host = [s for s in small if room.hosts(need(s.sizes[0], card))]
+    best = min(on_host or small, key=lambda s: need(s.sizes[0], card).worst_bytes)
     return _choice(best, best.sizes[0], card)
+
+
+def _frugal(recipe: Recipe, shape: Shape) -> tuple[int, bool, bool, bool]:
+    """What comes first needs the least, as far as shapes tell."""
+    return least_bytes(recipe, shape), not recipe.checkpoint, recipe.loss == "full", recipe.compile != "none"
 
 
 def _by_speed(structures: Iterable[tuple[str, Recipe]], card: Card, room: Room, batch: int | None) -> list[_Structure]:
@@ -131,10 +136,12 @@ def _by_speed(structures: Iterable[tuple[str, Recipe]], card: Card, room: Room, 
     for number, (family, recipe) in enumerate(structures):
         one = _structure(number, family, recipe, batch)
         shape = Shape.of(one.sizes[0])
-        if least_bytes(one.sizes[0], shape) <= room.limit_bytes:
-            top = one.sizes[-1]
-            speed = top.tokens / estimate(top, card, shape=shape).seconds
-            found.append(_Structure(family, number, one.sizes, speed))
+        if least_bytes(one.sizes[0], shape) > room.limit_bytes:
+            continue
+        hopeful = tuple(r for r in one.sizes if ROUGH * rough_bytes(r, shape) <= room.limit_bytes)
+        if hopeful:
+            speed = hopeful[-1].tokens / estimate(hopeful[-1], card, shape=shape).seconds
+            found.append(_Structure(family, number, hopeful, speed))
     return sorted(found, key=lambda s: -s.speed)
 
 
