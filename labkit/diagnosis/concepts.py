@@ -73,7 +73,7 @@ CONCEPTS: dict[str, Concept] = {
     ),
     "accumulation": Concept(r"accumulat\w*|grad[ _-]?accum\w*|micro[- _]?batch\w*|\bga ?= ?\d+"),
     "batch 1": Concept(
-        r"(?:micro[- ]?)?batch[ _-]?size[ _]*(?:of|=|:|is|to|was|at)?[ _]*(?:1|one)\b(?![.\d])|\bbatch (?:of |= ?|is )?(?:1|one)\b(?![.\d])|\bbs ?[=:]? ?1\b|single (?:sample|sequence|example)|batch_size['\"]?[ =:]{1,3}1\b(?![.\d])|one (?:sample|sequence|example)|smallest batch|minimum batch|batch \(1\)|mbs ?= ?1\b"
+        r"(?:micro[- ]?)?batch[ _-]?size[ _]*(?:of|=|:|is|to|was|at)?[ _]*(?:1|one)\b(?!\d|\.\d)|\bbatch (?:of |= ?|is )?(?:1|one)\b(?!\d|\.\d)|\bbs ?[=:]? ?1\b|single (?:sample|sequence|example)|batch_size['\"]?[ =:]{1,3}1\b(?!\d|\.\d)|one (?:sample|sequence|example)|smallest batch|minimum batch|batch \(1\)|mbs ?= ?1\b"
     ),
     "evaluation": Concept(
         r"evaluat\w*|\beval\w*|validat\w*|\bpredict(?:ion|ions|ing)?\b|compute_metrics|(?:test|dev) set|\bval (?:step|loop|loss|set|epoch)|do_eval|computing (?:the )?metrics"
@@ -117,9 +117,9 @@ CONCEPTS: dict[str, Concept] = {
     "offload": Concept(r"offload\w*|save_on_cpu|\bto (?:the )?(?:cpu|host|ram)\b|zero-?(?:3|infinity)|saved_tensors_hooks|spill\w*|on the (?:cpu|host)"),
     "activations": Concept(r"activation\w*|save_on_cpu|saved[ _]tensors?\w*|intermediate (?:results|tensors|states)"),
     "memory grows": Concept(
-        r"(?:memory|vram|usage|gpu mem\w*|allocated|consumption|footprint)[^.\n]{0,60}(?:grow\w*|grew|increas\w*|creep\w*|crept|climb\w*|leak\w*|rises?|rising|rose|goes up|going up|accumulat\w*|builds? up|keeps? (?:going|growing|increasing|rising|climbing)|adds? up|not (?:being )?(?:freed|released)|never (?:freed|released))"
+        r"(?:memory|vram|usage|gpu mem\w*|allocated|consumption|footprint)[^.\n]{0,60}(?:grow\w*|grew|increas\w*|creep\w*|crept|climb\w*|leak\w*|rises?|rising|rose|goes up|going up|accumulat\w*|builds? up|keeps? (?:going|growing|increasing|rising|climbing)|adds? up|(?:not|n.t) (?:being )?(?:freed|released)|never (?:freed|released))"
         r"|(?:memory|vram|cuda|gpu) leak\w*|leak\w* (?:\w+ )?(?:memory|vram)|(?:grow\w*|increas\w*|creep\w*|climb\w*|rising) (?:\w+ ){0,3}(?:memory|vram|usage)|eats? (?:up )?(?:more|all) (?:\w+ )?memory"
-        r"|(?:each|every) (?:epoch|step|iteration|batch)[^.\n]{0,30}(?:more|additional|extra|higher)[^.\n]{0,20}(?:memory|\bv?ram\b|\d ?gi?b|\d ?mi?b)", trouble=True,
+        r"|(?:each|every) (?:epoch|step|iteration|batch)[^.\n]{0,30}(?:more|additional|extra|higher)[^.\n]{0,20}(?:memory|\bv?ram\b|\d ?gi?b|\d ?mi?b)|(?:each|every) (?:epoch|step|iteration|batch)[^.\n]{0,40}\d ?[gm]i?b (?:more|extra|on top)", trouble=True,
     ),
     "over time": Concept(
         r"(?:each|every|per|with|after|over|from) (?:\w+ ){0,3}(?:steps?|iterations?|batch(?:es)?|epochs?|iters?|time|few|hundred|thousand|\d+|while|minutes?|hours?|step to step)|slowly|steadily|gradually|linear\w*|eventually|until|constantly|continu\w*|monoton\w*|step by step|little by little|bit by bit|forever|over and over"

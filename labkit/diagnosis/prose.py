@@ -102,11 +102,12 @@ def passages(reading: Reading) -> list[Passage]:
     if not reading.short:
         return []
     blocks: list[tuple[int, str]] = []
+    brief = reading.count <= 12 and not _FRAMES.search(reading.lower)
     for number, line in reading.lines():
         low = line.lower().strip()
         if not low:
             blocks.append((number, ""))
-        elif reading.count <= 3 or _prose(low):
+        elif reading.count <= 3 or _prose(low) or (brief and not _LOGGED.search(low)):
             if blocks and blocks[-1][1] and blocks[-1][0] >= 0:
                 blocks[-1] = (blocks[-1][0], f"{blocks[-1][1]}\n{low}")
             else:
@@ -140,6 +141,14 @@ def _after_solution(sentence: str) -> str:
 _CODE = re.compile(
     r"^\s*(?:file \"|traceback|import |from \w[\w.]* import|def |class |>>>|\$ |#|\{|\}|\[|\||\+[-=]|at |-{3,}|={3,}|\^|~|@|%|return |with |for \w+ in|if |else:|try:|except |elif )"
     r"|^\s*[\w.\[\]]+ ?(?:=|\+=) ?\S|^[\d\-:., ]{8,}|it/s|s/it|\b(?:info|debug|warning)\b *[|:\]-]|\w\(.*\)\s*$|:\d+:|^\s*\S+\s*$"
+)
+
+
+# in a text of a few lines only what a program wrote is left out: frames, log lines, settings
+_FRAMES = re.compile(r"^\s*file \"?\S+\"?[:,] ?(?:line )?\d+,? in |^traceback \(most recent", re.MULTILINE)
+_LOGGED = re.compile(
+    r"^\s*(?:try|except\b.*|for .* in .*|while .*|if .*|elif .*|else|def .*|class .*|with .*):(?:\s|$)|^\s*(?:import |from \w+ import |return )|"
+    r"^\s*(?:file \"|traceback|\^|~|[\w.]*(?:error|exception)\b:|\{|\[|\d[\d\-:., ]{6,}|-{3,})|it/s|s/it|\b(?:info|debug|warning|error)\b *[|:\]-]|^\s*\S+ ?= ?\S+\s*$|\bloss:? ?\d"
 )
 
 

@@ -114,7 +114,7 @@ RULES = (
             Told(("gelu", "more memory"), 1.0), Told(("gelu", "slow"), 1.0), Told(("gelu", "mlp", "memory"), 0.9), Told(("gelu", "activations", "memory"), 0.8), Told(("gelu", "oom"), 0.9),
             Says(r"newgeluactivation|gelu_new|activations\.py", 0.3), Told(("mlp", "slow"), 0.3), Told(("mlp", "activations", "more memory"), 0.9, without=("offload",)),
             Says(r"aten::(?:pow|tanh)[^\n]*\d+(?:\.\d+)?%", 0.5),
-            Says(r"(?:pow|tanh|elementwise|pointwise)[^.\n]{0,40}kernels?[^.\n]{0,60}(?:most|dominat\w*|half|\d\d ?%|time)", 0.6),
+            Says(r"(?:pow|tanh|elementwise|pointwise)[^.\n]{0,40}kernels?[^.\n]{0,60}(?:most|dominat\w*|half|\d\d ?%|time)|mostly (?:elementwise|pointwise)|gelu\w*[^.\n]{0,40}(?:\d\d? ?%|percent|most of)", 0.7),
             Frame(r"activations\.py", 0.3),
         ),
         needs=(Says(r"gelu|tanh|\bpow\b|mlp", 0.05),),
