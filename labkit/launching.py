@@ -34,6 +34,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import connection as wire
@@ -270,8 +271,15 @@ def _by_value(worker: Callable[..., Any], arguments: dict[str, Any]) -> bytes:
 
 
 def _command(processes: int, port: int, folder: str, imports: tuple[str, ...]) -> list[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    return [*launcher, "--local-addr=127.0.0.1", "-m", "labkit.launched", str(port), folder, *imports]
+    # what --standalone does, with an address in place of the name localhost, which not every container resolves
+    meeting = [
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=127.0.0.1:0",
+        f"--rdzv-id={uuid.uuid4()}",
+        "--local-addr=127.0.0.1",
+    ]
+    launcher = [sys.executable, "-m", "torch.distributed.run", *meeting, f"--nproc-per-node={processes}"]
+    return [*launcher, "-m", "labkit.launched", str(port), folder, *imports]
 
 
 def _names(ranks: list[int]) -> str:
