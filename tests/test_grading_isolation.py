@@ -85,11 +85,11 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     made.close()
 
 
-def tried(runner: Runner, source: str) -> Outcome:
+def tried(runner: Runner, source: str, outside: str | None = None) -> Outcome:
     """A code exercise answered with `source`."""
     return runner.run({
         "before": [], "answer": running.to_message([Piece(Cell("search", source, "answer"))])[0], "variable": "search",
-        "seconds": 20, "probe": hidden.probe_source(Counted), "outside": hidden.outside_source(Counted),
+        "seconds": 20, "probe": hidden.probe_source(Counted), "outside": outside or hidden.outside_source(Counted),
         "cases": [wire.encode(case.given) for case in TEST.cases(None)],
     })  # fmt: skip
 
@@ -182,6 +182,12 @@ def test_what_is_raised_outside_reaches_the_answer_and_its_time_is_limited(runne
     assert [wire.decode(m["value"])["back"] for m in tried(runner, raised).values] == ["raised"] * 2
     slow = tried(runner, HONEST.replace("return", "import time, signal\n    signal.raise_signal(14)\n    return"))
     assert [m["error"] for m in slow.values] == ["timeout"], "after a time limit the next case is not tried"
+
+
+@pytest.mark.parametrize("change", [("given: Any)", "given: Any, more: Any)"), ("return self.asked", "return 1 / 0")])
+def test_a_hidden_test_that_fails_says_so(runner: Runner, change: tuple[str, str]) -> None:
+    outcome = tried(runner, HONEST, str(hidden.outside_source(Counted)).replace(*change))
+    assert outcome.ending == "crashed" and "stands outside fails" in outcome.reason and not outcome.tampered
 
 
 def test_a_call_that_a_time_limit_breaks_off_does_not_answer_the_next_one() -> None:

@@ -23,6 +23,7 @@ OUTSIDE = "outside"  # the key of a case's inputs that stay here
 BEFORE = ("blank", "end", "failed", "note", "started", "tampered", "uncallable", "undefined", "unreadable", "value")
 RESULTS = ("blank", "failed", "result", "unreadable")  # of one case
 BESIDE = ("end", "note", "tampered")
+_BROKEN = "the part of the hidden test that stands outside fails: {0!r}"
 MOST_CALLS = 100_000  # of what is outside, in one case
 
 
@@ -54,14 +55,14 @@ class Case:
         if source is None:
             self.inputs = given
             return
-        whole = wire.decode(given)
-        self.inputs = wire.encode({k: v for k, v in whole.items() if k != OUTSIDE})
         space: dict[str, Any] = {"__name__": "outside"}
         try:
+            whole = wire.decode(given)
+            self.inputs = wire.encode({k: v for k, v in whole.items() if k != OUTSIDE})
             exec(compile(source, "<outside>", "exec"), space)
             self._apart = space["outside"](whole)
         except Exception as error:
-            raise Broken(f"the part of the hidden test that stands outside fails: {error!r}") from error
+            raise Broken(_BROKEN.format(error)) from error
 
     def call(self, name: Any, arguments: Any) -> dict[str, Any]:
         """What one of the functions outside gives, or what it raises, as a message."""
@@ -79,7 +80,12 @@ class Case:
         """The result as the judge gets it: with what was seen outside, where there is something."""
         if self._apart is None:
             return value
-        return {"d": [["back", value], ["seen", wire.encode(safely.plain(self._apart.seen()))]]}
+        try:
+            return {"d": [["back", value], ["seen", wire.encode(safely.plain(self._apart.seen()))]]}
+        except safely.NotPlain:
+            raise
+        except Exception as error:
+            raise Broken(_BROKEN.format(error)) from error
 
 
 class Relay:
