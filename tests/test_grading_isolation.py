@@ -354,6 +354,9 @@ def test_a_control_group_is_made_where_the_tree_is_handed_to_us(
     assert group.killed()
     started = subprocess.run(group.command(["/bin/echo", "a word"]), capture_output=True, text=True, check=True)
     assert started.stdout == "a word\n" and (group.folder / "cgroup.procs").read_text().strip().isdigit()
+    closed = cgroups.Group(tmp_path / "nowhere", "memory.max")
+    ran = subprocess.run(closed.command(["/bin/echo", "a word"]), capture_output=True, text=True, check=True)
+    assert (ran.stdout, ran.stderr) == ("a word\n", ""), "a group that lets nobody in keeps nothing from starting"
     (above / "cgroup.subtree_control").write_text("cpu\n")
     assert cgroups.make(2**30) is None, "memory is not counted there"
     (tmp_path / "memory" / "job").mkdir(parents=True)
