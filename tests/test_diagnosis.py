@@ -14,6 +14,7 @@ from labkit import cli
 from labkit.diagnosis import RULES, diagnose, effecting, outofmemory, raising, reading, rule, settings
 from labkit.diagnosis.concepts import CONCEPTS
 from labkit.diagnosis.numbers import NAMES
+from labkit.diagnosis.prose import found_in
 from labkit.diagnosis.rule import Change, Number, Says, Told
 from labkit.diagnosis.vocabulary import NAMES as SETTINGS
 from labkit.results import Failure, Holding, Report
@@ -144,6 +145,27 @@ def test_numbers_decide_not_words(unpredicted):
     assert names(diagnose(oom("640.00 MiB", "90.00 MiB", "7.60 GiB", "5.02 GiB", "2.31 GiB")))[0] == "fragmentation"
     assert "fragmentation" not in names(diagnose(oom("640.00 MiB", "90.00 MiB", "7.60 GiB", "7.30 GiB", "60.00 MiB")))
     assert names(diagnose(oom("640.00 MiB", "90.00 MiB", "1.60 GiB", "1.30 GiB", "60.00 MiB")))[0] == "other-process"
+
+
+@pytest.mark.parametrize(
+    ("words", "concept"),
+    [
+        ("the step went from 0.4 s to 2.9 s", "slow"), ("51 ms vs 50 ms a step", "no gain"),
+        ("310 it/s instead of 840 it/s", "slow"), ("it takes 7.1 gb -> 7.8 gb", "more memory"),
+    ],
+)  # fmt: skip
+def test_two_numbers_tell_what_words_do_not(words, concept):
+    assert concept in found_in(words)
+    turned = {"the step went from 0.4 s to 2.9 s": "the step went from 2.9 s to 0.4 s"}.get(words)
+    assert turned is None or concept not in found_in(turned)
+    assert "more memory" not in found_in("it takes 7.8 gb -> 7.1 gb") and "slow" not in found_in("0.50 s -> 0.52 s")
+
+
+def test_a_denial_takes_trouble_back_and_a_question_does_not(unpredicted):
+    assert "oom" not in found_in("it never runs out of memory") and "oom" in found_in("now it runs out of memory")
+    assert names(diagnose("How can I avoid CUDA out of memory when I train gpt2?")) == ["activations-told"]
+    assert not diagnose("With batch 4 we avoid CUDA out of memory when we train gpt2.").known
+    assert not diagnose("In case of out of memory, lower the batch size.").known
 
 
 # ------------------------------------------------------------------------------------ logs
