@@ -62,14 +62,15 @@ class Masters(GradientsOnHost):
         if not self._at_once:
             self._note_gradients()
         self._let_go(0)
-        self.norm = torch.linalg.vector_norm(self._norms) / self.loss_scale
-        if not torch.isfinite(self.norm).item():
+        self._has_norm = True
+        self._norm.copy_(torch.linalg.vector_norm(self._norms)).div_(self.loss_scale)
+        if not torch.isfinite(self._norm).item():
             self.loss_scale, self._clean = max(LEAST_SCALE, self.loss_scale / 2), 0
             self.skipped += 1
             return loss
         factor: Any = 1 / self.loss_scale
         if self._clip is not None:
-            factor = factor * clip_coefficient(self.norm, self._clip)
+            factor = factor * clip_coefficient(self._norm, self._clip)
         if self._on_host:
             factor = float(factor)
         ready = [group for group in self._groups if group.complete(self._waiting)]

@@ -164,7 +164,7 @@ class GradientsOnHost(_Arriving, torch.optim.Optimizer):
         self._leaving_bytes = 0
         self._waiting: set[Any] = set()  # parameters whose gradient is on the host
         self._stream: Any = torch.cuda.Stream(self._norms.device) if self._norms.is_cuda else None
-        self.norm: torch.Tensor | None = None
+        self._norm, self._has_norm = torch.zeros((), device=self._norms.device), False
         self._listen(everything)
 
     def _group(self, members: list[torch.nn.Parameter], make: Make, most: int) -> Group:
@@ -174,6 +174,11 @@ class GradientsOnHost(_Arriving, torch.optim.Optimizer):
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """The groups of all optimizers inside."""
         return [part for group in self._groups for part in group.optimizer.param_groups]
+
+    @property
+    def norm(self) -> torch.Tensor | None:
+        """The global norm that the last step found, overwritten by the next one."""
+        return self._norm if self._has_norm else None
 
     @property
     def host_bytes(self) -> int:
@@ -233,8 +238,9 @@ class GradientsOnHost(_Arriving, torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._let_go(0)
-        self.norm = torch.linalg.vector_norm(self._norms)
-        coefficient = None if self._clip is None else clip_coefficient(self.norm, self._clip)
+        self._has_norm = True
+        self._norm.copy_(torch.linalg.vector_norm(self._norms))
+        coefficient = None if self._clip is None else clip_coefficient(self._norm, self._clip)
         ready = [group for group in self._groups if group.complete(self._waiting)]
         pieces = [(group, place) for group in ready for place in range(len(group.pieces))]
         fetched = self._fetch(_piece_of(*pieces[0])) if pieces else None

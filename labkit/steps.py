@@ -87,7 +87,9 @@ def step_of(
             scaled(loss).backward()
             if every_loss:
                 losses.append(loss.detach())
-        if not in_backward and not backward_only:
+        if in_backward:
+            optimizer.scale = None  # of this step alone
+        elif not backward_only:
             if clip is not None:
                 scaler.unscale_(optimizer)
                 torch.nn.utils.clip_grad_norm_(parameters, clip)
