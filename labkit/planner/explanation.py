@@ -152,12 +152,13 @@ def tree(plain: Recipe, best: Recipe | None, card: Card, room: Room) -> tuple[No
     if not enough:
         nodes += _fewer_bytes(shape, limit, best)
     stored = best is not None and not best.checkpoint and best.offload != "activations"
-    kept = shape.activation_bytes(plain)
+    shown = plain if best is None else best.changed(checkpoint=0, offload="none")
+    kept = shape.activation_bytes(shown)
     nodes.append(
-        Node("Do the activations fit beside them?", f"about {show_bytes(kept)} for {plain.batch} x {plain.seq}", stored,
+        Node("Do the activations fit beside them?", f"about {show_bytes(kept)} for {shown.batch} x {shown.seq}", stored,
              "store them" if stored else "checkpoint the blocks")
     )  # fmt: skip
-    logits = 4 * plain.batch * plain.seq * shape.vocabulary
+    logits = 4 * shown.batch * shown.seq * shape.vocabulary
     whole = best is not None and best.loss == "full"
     nodes.append(
         Node("And the logits?", f"{show_bytes(logits)} for one fp32 copy, of which three live at once", whole,
@@ -167,7 +168,7 @@ def tree(plain: Recipe, best: Recipe | None, card: Card, room: Room) -> tuple[No
 
 
 def _fewer_bytes(shape: Shape, limit: int, best: Recipe | None) -> list[Node]:
-    ways = ((10, "8-bit states"), (6, "16-bit weights, 8-bit states"), (4, "and gradients that do not stay"),
+    ways = ((10, "8-bit states"), (6, "16-bit weights, 8-bit states"), (4, "these, and gradients that leave at once"),
             (2, "gradients, states and master copy on the host"))  # fmt: skip
     nodes = []
     for each, what in ways:
