@@ -66,7 +66,12 @@ def test_nothing_changed_nothing_run(place, ran, capsys):
     folder, out, home = place
     for _ in range(2):
         grader.grade(folder, out, home=home, options=QUICK)
-    assert ran == ["ada 00", "bob 00"] and capsys.readouterr().out.count("kept") == 2
+    said = capsys.readouterr().out
+    assert ran == ["ada 00", "bob 00"] and said.count("kept") == 2
+    assert [line for line in said.splitlines() if line.startswith("notebooks")] == [
+        "notebooks to grade: 2; graded before: 0",
+        "notebooks to grade: 0; graded before: 2",
+    ]
     grader.grade(folder, out, home=home, options=grader.Options(exercises_only=True, fresh=True))
     assert len(ran) == 4 and "changed" not in capsys.readouterr().out
 

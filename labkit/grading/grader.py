@@ -118,7 +118,8 @@ def _all(
             continue
         again[tuple(changed)] += there is not None and not options.fresh
         jobs.setdefault(submission.lesson, []).append(job)
-    for line in (*notes, *keeping.again(again)):
+    todo = sum(map(len, jobs.values()))
+    for line in (*notes, *keeping.again(again), f"notebooks to grade: {todo}; graded before: {len(kept)}"):
         print(line, flush=True)
     with telling.progress(len(opened)) as progress:
         try:
