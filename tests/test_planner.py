@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from labkit import machine, models
-from labkit.planner import candidates, counting, explanation, planning, roofline, search, text, view
+from labkit import cli, machine, models
+from labkit.planner import candidates, counting, explanation, planning, roofline, search, view
 from labkit.planner.export import script, write
 from labkit.planner.roofline import Times
 from labkit.planner.room import Need, Room, least_bytes, need
@@ -297,6 +297,34 @@ def test_a_configuration_without_the_fields_it_needs(tmp_path, content):
         planning.plan(str(tmp_path), card="t4", seq=64, compile=False)
 
 
+def command(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["plan", *arguments])
+    return int(ended.value.code or 0)
+
+
+def test_the_command_prints_one_document_and_writes_a_script(tiny, tmp_path, capfd):
+    target = tmp_path / "train.py"
+    asked = ["--card", "rtx2070", "--seq", "64", "--batch", "4", "--no-compile", "--json", "--export", str(target)]
+    assert command(tiny, *asked) == 0
+    document = json.loads(capfd.readouterr().out)
+    assert document["card"] == "rtx2070"
+    compile(target.read_text(), "train.py", "exec")
+
+
+def test_the_command_exits_with_1_when_nothing_fits(tiny, capfd):
+    assert command(tiny, "--card", "h200", "--budget", "256KiB", "--seq", "64", "--no-compile") == 1
+    assert "nothing fits" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("asked", [("gpt5",), ("gpt2", "--card", "rtx1"), ("gpt2", "--seq", "many")])
+def test_the_command_says_a_mistake_in_one_line(asked, capfd):
+    assert command(*asked) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1
+
+
 def test_turned_on_names_every_switch():
     recipe = Recipe.of(precision="bf16", stochastic_rounding=True, optimizer="adamw8bit", gradients="host",
                        checkpoint=2, loss="in-place", activation="gelu_pytorch_tanh", compile="blocks",
@@ -304,7 +332,6 @@ def test_turned_on_names_every_switch():
     named = " ".join(s.name for s in explanation.names(recipe))
     for word in ("bf16", "gradients=host", "checkpoint=2", "loss=in-place", "activation", "compile", "accumulation=2"):
         assert word in named
-    assert text.cells  # the table's rows come from the same names
 
 
 # ------------------------------------------------------------------------------------------------ the script

@@ -54,7 +54,7 @@ def _switch(
     recipe: Recipe, card: Card, before: tuple[Need, Times], name: str, what: str, lesson: str, undo: dict[str, Any]
 ) -> Switch:
     fields = {**recipe.to_dict(), **undo}
-    if conflict(fields) is not None:
+    if not undo or conflict(fields) is not None:  # eager attention is no choice that anybody would go back to
         return Switch(name, what, lesson)
     try:
         without = Recipe.of(**fields)
@@ -115,7 +115,7 @@ def _turned_on(recipe: Recipe) -> list[tuple[str, str, str, dict[str, Any]]]:
         whole = {"accumulation": 1, "batch": recipe.batch * recipe.accumulation}
         on.append((f"accumulation={recipe.accumulation}", what, "01", whole))
     if recipe.attention == "sdpa":
-        on.append(("attention=sdpa", "attention in one kernel, no seq x seq matrix", "06", {"attention": "eager"}))
+        on.append(("attention=sdpa", "attention in one kernel, no seq x seq matrix", "06", {}))
     return on
 
 
