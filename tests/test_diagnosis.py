@@ -246,6 +246,26 @@ def test_what_is_no_log_is_one_line_and_exit_2(tmp_path, capsys, content, says):
     assert out == "" and says in err and err.count("\n") == 1 and err.startswith("labkit: ")
 
 
+HOSTILE = {
+    "frames without an error": '  File "a.py", line 3, in f\n    loss.backward()\n' * 3000,
+    "one word": "loss " * 20_000,
+    "the same error": "cuda out of memory. tried to allocate 2.00 gib\n" * 2000,
+    "quotes": '"' * 50_000,
+    "absurd sizes": "RuntimeError: CUDA out of memory. Tried to allocate 99999999999999999999.00 GiB; memory 1e400 GB",
+    "nothing left": "RuntimeError: CUDA out of memory. Tried to allocate 0 bytes (GPU 0; 0 bytes total capacity; 0 bytes already"
+    " allocated; 0 bytes free; 0 bytes reserved in total by PyTorch)",
+    "letters that grow": "\u0130" * 5000 + " CUDA out of memory. Tried to allocate 2.00 GiB",
+    "numbers without end": "mfu 1e400% loss scale: 1e999 memory 9999999999999999 GB util 999%",
+}
+
+
+@pytest.mark.parametrize("what", sorted(HOSTILE))
+def test_strange_texts_are_answered_in_seconds(unpredicted, what):
+    start = time.process_time()
+    diagnose(HOSTILE[what]).to_json()
+    assert time.process_time() - start < 5
+
+
 # ------------------------------------------------------------------------------------ configurations
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ..units import parse_size
 from .rule import compiled
+from .series import nbytes
 
 _MEMORY = r"(\d+(?:[.,]\d+)?) ?(gib|gb|g|mib|mb)\b"
 _RATE = r"(\d+(?:[.,]\d+)?)(k?) ?(?:it/s|tok\w*/s\w*|tok\w* per second|tokens?/sec\w*|samples?/s\w*|seq\w*/s\w*|iter\w*/s\w*|steps?/s\w*|tps)"
@@ -94,8 +94,7 @@ def _value(what: str, stretch: str, last: bool = False) -> float | None:
         if not found:
             return None
         m = found[-1 if last else 0]
-        unit = {"g": "gib"}.get(m[2], m[2])
-        return float(parse_size(f"{_float(m[1]) or 1e-9:.6f}{unit}")) if _float(m[1]) else None
+        return nbytes(str(_float(m[1])), m[2]) or None
     if what == "speed":
         if rates := list(compiled(_RATE).finditer(stretch)):
             m = rates[-1 if last else 0]

@@ -13,6 +13,8 @@ from .reading import Reading
 from .rule import OPERATORS, Clue, Frame, Number, Rule, Says, Setting, Told, Topic, compiled
 from .settings import Settings
 
+_MENTIONS = 200_000  # characters in which concepts are looked for
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -35,13 +37,16 @@ class Case:
     settings: Settings = field(default_factory=Settings)
     numbers: Numbers = field(default_factory=Numbers)
     passages: list[Passage] = field(default_factory=list)
-    topics: dict[str, tuple[int, str]] = field(default_factory=dict)
+    topics: dict[str, tuple[int, str]] | None = None
 
     def mentions(self) -> dict[str, tuple[int, str]]:
         """Concepts anywhere in the text, looked for once."""
-        if not self.topics and self.reading is not None:
-            found = found_in(self.reading.lower[:400_000])
+        if self.topics is None and self.reading is None:
+            self.topics = {}
+        elif self.topics is None and self.reading is not None:
+            found = found_in(self.reading.lower[:_MENTIONS])
             self.topics = {name: (self.reading.at(at)[0], words) for name, (at, words) in found.items()}
+        assert self.topics is not None
         return self.topics
 
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ..units import MiB, parse_size, show_bytes
+from ..units import MiB, show_bytes
 from .errors import Raised
 from .reading import Reading
 from .rule import compiled
+from .series import nbytes
 
 _SIZE = r"(\d+(?:\.\d+)? ?(?:[kmgt]i?b|bytes))"
 # c10/cuda/CUDACachingAllocator.cpp, from PyTorch 1.0 ("cached") over 1.4 ("reserved in total") to 2.x; the last ones
@@ -97,7 +98,8 @@ class OutOfMemory:
 def find(reading: Reading, raised: list[Raised]) -> OutOfMemory | None:
     """The out-of-memory error that a text tells of: the one that ended the run, else the last one that was handled."""
     best: OutOfMemory | None = None
-    for match in compiled(_SURE).finditer(reading.lower):
+    matches = list(compiled(_SURE).finditer(reading.lower))
+    for match in matches[:20] + matches[20:][-20:]:
         number, quote = reading.at(match.start())
         message = reading.lower[max(0, match.start() - 100) : match.end() + 1400]
         start = min(100, match.start())
@@ -151,8 +153,8 @@ def _others(found: dict[str, int | None], message: str, reserved: int | None) ->
 
 
 def _bytes(size: str) -> int:
-    number = size.replace("bytes", "b").strip()
-    return parse_size(number) if float(re.match(r"[\d.]+", number)[0]) >= 1e-9 else 0  # type: ignore[index]
+    number, unit = re.fullmatch(r"([\d.]+)\s*(\w+)", size.strip()).groups()  # type: ignore[union-attr]
+    return int(min(nbytes(number, "" if unit == "bytes" else unit), 2**62))
 
 
 def where(frames: tuple[str, ...]) -> tuple[str, str]:

@@ -7,7 +7,7 @@ import math
 import re
 from dataclasses import dataclass, field
 
-from ..units import parse_size
+from ..units import KiB
 
 _NUMBER = r"(nan|-?inf|[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?)"
 _END = r"(?![\w.])"
@@ -39,6 +39,17 @@ DONE = re.compile(
 )
 _DONE_HINTS = ("train", "sav", "passed", "success")
 _MOST = 4096
+
+
+_UNITS = {"k": KiB, "m": KiB**2, "g": KiB**3, "t": KiB**4}
+
+
+def nbytes(number: str, unit: str) -> float:
+    """Bytes in a size that a text gives, however absurd; ``GB`` is 10**9 of them, ``GiB`` and ``G`` 2**30."""
+    letter = unit[:1].lower()
+    decimal = unit.lower().endswith("b") and "i" not in unit.lower()
+    scale = 1000 ** " kmgt".index(letter) if decimal and letter in "kmgt" else _UNITS.get(letter, 1)
+    return float(number) * scale
 
 
 @dataclass
@@ -94,7 +105,7 @@ class Series:
     def _take(self, name: str, number: int, match: re.Match[str]) -> None:
         found = [g for g in match.groups() if g is not None]
         if name == "memory":
-            value = float(parse_size(f"{found[0]}{found[1]}")) if float(found[0]) else 0.0
+            value = nbytes(found[0], found[1])
         elif name == "mfu":
             value = float(found[0]) if found[1:] and found[1] else float(found[0]) * 100
         elif name in ("data_seconds", "whole_seconds"):
