@@ -329,8 +329,8 @@ HEALTHY: dict[str, str] = {
     "grouped-query advice": "Would grouped-query attention help GPT-2?",
 }  # fmt: skip
 
-# Three sets, each written when the rules were finished, to see how far these carry: before anything was mended the
-# right cause came first in 34 of 43, 31 of 37 and 26 of 30 texts; of 26 texts without a problem one was taken for one.
+# Four sets, each written when the rules were finished, to see how far these carry: before anything was mended the
+# right cause came first in 34 of 43, 31 of 37, 26 of 30 and 26 of 30 texts; of 32 without a problem one was taken for one.
 MORE: list[tuple[str, str]] = [
     ('amp-more-memory', "Hi all, quick question. I wrapped my forward pass in torch.autocast(device_type='cuda', dtype=torch.float16) to save VRAM. Without it the run peaks at 6.9GB, with it at 7.3GB. What's going on? I thought half the bits = half the memory."),
     ('amp-more-memory', 'Mixed precision did speed things up but GPU RAM consumption actually went up a bit, is that normal?'),
@@ -442,6 +442,35 @@ MORE: list[tuple[str, str]] = [
     ('unfused-gelu', 'torch profiler shows NewGELUActivation eating 18% of the forward time in GPT2, mostly elementwise kernels'),
     ('flash-short', 'flash attention slower than math sdpa for seqlen 64?'),
     ('starved', 'GPU utilization 40%, data loading takes 60% of each iteration'),
+    ('host-killed', 'slurmstepd: error: Detected 1 oom_kill event in StepId=8812.0. Some of the step tasks have been OOM Killed.'),
+    ('host-killed', 'Jupyter: The kernel appears to have died. It will restart automatically. (happens when loading the 6GB checkpoint, RAM is full)'),
+    ('shm', 'RuntimeError: DataLoader worker (pid(s) 1532) exited unexpectedly\nERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).'),
+    ('dtypes-mixed', 'RuntimeError: Input type (float) and bias type (c10::Half) should be the same'),
+    ('index-beyond', 'nll_loss_forward_reduce_cuda_kernel_2d: block: [0,0,0], thread: [5,0,0] Assertion `t >= 0 && t < n_classes` failed.'),
+    ('driver-too-old', 'RuntimeError: CUDA error: CUDA driver version is insufficient for CUDA runtime version'),
+    ('driver-too-old', 'RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver'),
+    ('no-kernel-image', 'UserWarning: Tesla K80 with CUDA capability sm_37 is not compatible with the current PyTorch installation. The current PyTorch install supports CUDA capabilities sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90.'),
+    ('bitsandbytes-library', 'The installed version of bitsandbytes was compiled without GPU support. 8-bit optimizers, 8-bit multiplication, and GPU quantization are unavailable.'),
+    ('bitsandbytes-library', 'RuntimeError: CUDA Setup failed despite GPU being available. Please run the following command to get more information: python -m bitsandbytes'),
+    ('compiler-missing', "torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:\nFileNotFoundError: [Errno 2] No such file or directory: 'gcc'"),
+    ('nccl-waits', 'torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2006, unhandled system error (run with NCCL_DEBUG=INFO for details)'),
+    ('fp16-overflow', 'RuntimeError: probability tensor contains either `inf`, `nan` or element < 0   (model.half() generation with gpt2-large)'),
+    ('nan-not-fp16', "{'loss': 2.4, 'grad_norm': 1.0}\n{'loss': nan, 'grad_norm': nan}\n{'loss': nan, 'grad_norm': nan}\n{'loss': nan, 'grad_norm': nan}\nbf16: true\nlearning_rate: 0.003"),
+    ('checkpoint-differs', 'torch.utils.checkpoint.CheckpointError: torch.utils.checkpoint: Recomputed values for the following tensors have different metadata than during the forward pass.'),
+    ('flash-refused', 'ValueError: FlashAttention2 has been toggled on, but it cannot be used due to the following error: Flash Attention 2 requires Ampere'),
+    ('flash-refused', 'RuntimeError: FlashAttention only support fp16 and bf16 data type'),
+    ('weights-alone', '  File "/x/transformers/modeling_utils.py", line 4010, in from_pretrained\n    model = cls._load_pretrained_model(\n  File "/x/accelerate/utils/modeling.py", line 330, in set_module_tensor_to_device\n    new_value = value.to(device)\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 250.00 MiB. GPU 0 has a total capacity of 5.93 GiB of which 120.00 MiB is free.'),
+    ('kv-cache', '  File "/x/transformers/generation/utils.py", line 3206, in _sample\n    outputs = self(**model_inputs)\n  File "/x/modeling_gpt2.py", line 300, in forward\n    key = torch.cat((past_key, key), dim=-2)\nRuntimeError: CUDA out of memory. Tried to allocate 60.00 MiB'),
+    ('logits', '  File "/x/torch/nn/functional.py", line 1946, in log_softmax\n    ret = input.log_softmax(dim)\ntorch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.30 GiB'),
+    ('attention-scores', '  File "model.py", line 62, in forward\n    att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))\n  File "model.py", line 64, in forward\n    att = F.softmax(att, dim=-1)\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 768.00 MiB. GPU 0 has a total capacity of 7.79 GiB of which 500.00 MiB is free.'),
+    ('dp-first-card', 'With nn.DataParallel GPU 0 is full and runs out of memory while GPU 1, 2 and 3 have 4 GB left'),
+    ('other-process-told', 'After Ctrl-C nvidia-smi still shows 7.5GB used on the GPU although no process is listed'),
+    ('evaluation-keeps-logits', '  File "/l/pytorch_lightning/loops/evaluation_loop.py", line 152, in run\n    self._evaluation_step(batch)\n  File "/p/model.py", line 91, in validation_step\n    self.outs.append(logits)\ntorch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.2 GiB'),
+    ('devices-mixed', 'RuntimeError: Expected all tensors to be on the same device, but got index is on cpu, different from other tensors on cuda:0'),
+    ('scaler-misused', 'RuntimeError: unscale_() has already been called on this optimizer since the last update().'),
+    ('graph-used-twice', 'RuntimeError: Trying to backward through the graph a second time'),
+    ('three-numbers', 'why does torch.cuda.empty_cache() not reduce the memory shown in nvidia-smi to zero? allocated is 0'),
+    ('purely-quantised', 'ValueError: You cannot perform fine-tuning on purely quantized models. Please attach trainable adapters on top of the quantized model to correctly perform fine-tuning.'),
 ]  # fmt: skip
 
 SILENT: list[str] = [
@@ -471,4 +500,10 @@ SILENT: list[str] = [
     "git push failed: remote: error: File model.bin is 512.00 MB; this exceeds GitHub's file size limit of 100.00 MB",
     'Does gradient checkpointing change the loss values?',
     'ValueError: Asking to pad but the tokenizer does not have a padding token.',
+    'RuntimeError: Sizes of tensors must match except in dimension 1. Expected size 12 but got size 8',
+    'CondaError: PackagesNotFoundError: cudatoolkit=12.9',
+    'step 1 loss 10.9\nstep 2 loss 10.1\nstep 3 loss 9.7\nutil 96%\nutil 97%\nutil 95%',
+    "AttributeError: 'NoneType' object has no attribute 'shape'",
+    "OSError: [Errno 28] No space left on device: '/home/u/checkpoints/step-1000'",
+    'wandb: ERROR Network error (ReadTimeout), entering retry loop.',
 ]  # fmt: skip

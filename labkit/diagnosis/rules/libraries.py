@@ -108,7 +108,7 @@ RULES = (
         "host-killed", "host",
         "the host ran out of memory and the system ended the process: no Python error, exit code 137 or -9",
         clues=(
-            Says(r"^ ?(?:\d+ )?killed *$|exit(?:ed)? (?:with )?(?:code |status |exitcode ?:? ?)+(?:137|-9)\b|exitcode ?: ?-9|\bsigkill\b|signal 9\b|\(signal: ?9\)|oom-?kill(?:ed|er)?\b|out of memory: killed process|died with <signals\.sigkill|\bkilled +(?:python|torchrun|accelerate)|^[^\n]{0,80}line \d+: +\d+ killed|pid (?:\d+ )?\(?[^\n]{0,20}was terminated by signal 9|your session crashed after using all available ram", 1.1, but=r"worker\(?s? \(pid"),
+            Says(r"^ ?(?:\d+ )?killed *$|exit(?:ed)? (?:with )?(?:code |status |exitcode ?:? ?)+(?:137|-9)\b|exitcode ?: ?-9|\bsigkill\b|signal 9\b|\(signal: ?9\)|oom[ _-]?kill\w*|out of memory: killed process|died with <signals\.sigkill|\bkilled +(?:python|torchrun|accelerate)|^[^\n]{0,80}line \d+: +\d+ killed|pid (?:\d+ )?\(?[^\n]{0,20}was terminated by signal 9|your session crashed after using all available ram", 1.1, but=r"worker\(?s? \(pid"),
             Told(("killed", "host memory"), 1.1), Told(("killed", "offload"), 0.8), Told(("host memory", "oom"), 1.0, without=("driver view", "evaluation", "shared memory")), Told(("killed",), 0.8), Told(("host memory", "memory grows"), 0.9),
             Says(r"defaultcpuallocator:? (?:can.t allocate|not enough) memory|cannot allocate memory|unable to allocate [\d.]+ [gm]ib for an array|\bmemoryerror\b", 1.2),
         ),

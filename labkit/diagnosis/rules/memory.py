@@ -52,7 +52,8 @@ RULES = (
         "other-process-told", "memory",
         "the memory of an earlier run is still held by its process",
         clues=(
-            Says(r"(?:nvidia-smi|card|gpu)[^.\n]{0,60}(?:still (?:shows|holds|occupied|uses|in use)|not (?:freed|released))[^.\n]{0,80}(?:no process|after (?:killing|i killed|ctrl|closing|the script|stopp|it crash)|process (?:is )?(?:gone|ended|finished))", 1.0),
+            Says(r"(?:after|since) (?:killing|i killed|ctrl-?c|closing|the crash|it crashed|stopping)[^\n]{0,50}(?:nvidia-smi|gpu|card)[^\n]{0,60}(?:still|used|not freed|occupied)", 1.0),
+            Says(r"(?:nvidia-smi|card|gpu)[^\n]{0,60}(?:still (?:shows|holds|occupied|uses|in use)|not (?:freed|released))[^\n]{0,80}(?:no process|(?:although|but|even though) no process|no (?:running )?process(?:es)? (?:found|listed|shown)|after (?:killing|i killed|ctrl|closing|the script|stopp|it crash)|process (?:is )?(?:gone|ended|finished))", 1.0),
         ),
         changes=(Change("find the process and end it", "nvidia-smi; fuser -v /dev/nvidia*   # then kill PID; in a notebook: restart the kernel"),),
         lesson="00", source="PyTorch FAQ: my GPU memory isn't freed properly",
