@@ -238,23 +238,37 @@ def _predict(
 
 
 def _cause(entry: Rule, weight: float, evidence: list[Evidence], case: Case, predicted: Effects | None) -> Cause:
-    rows = []
+    rows: list[tuple[Advice, rule.Change]] = []
     for change in entry.changes:
         if any(look(clue, case) for clue in change.unless):
             continue
         effect = predicted.of(change) if predicted is not None else None
         if effect is not None and effect.after_bytes > 0.995 * effect.before_bytes:
             continue  # it is known to save nothing here
-        rows.append(Advice(change.do, change.code, effect))
-    rows.sort(
-        key=lambda a: (
-            (a.effect is None, not (a.effect and a.effect.fits), a.effect.after_bytes if a.effect else 0)
-            if predicted
-            else 0
-        )
-    )
+        rows.append((Advice(change.do, change.code, effect), change))
+    if predicted is not None:
+        rows.sort(key=_order)
     shown = tuple(e for e in evidence if e.quote and e.weight > 0)
-    return Cause(entry.name, entry.kind, entry.cause, round(weight, 2), shown, tuple(rows), entry.lesson, entry.source)
+    return Cause(
+        entry.name,
+        entry.kind,
+        entry.cause,
+        round(weight, 2),
+        shown,
+        tuple(advice for advice, _ in rows),
+        entry.lesson,
+        entry.source,
+    )
+
+
+def _order(row: tuple[Advice, rule.Change]) -> tuple[int, float]:
+    """What fits comes first, gentlest before the others; then what saves most; then what is not predicted."""
+    advice, change = row
+    if advice.effect is None:
+        return 2, 0.0
+    if advice.effect.fits:
+        return 0, effecting.cost(change.recipe)
+    return 1, advice.effect.after_bytes
 
 
 def _together(predicted: Effects, notes: list[str]) -> None:

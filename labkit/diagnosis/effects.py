@@ -128,7 +128,7 @@ class Effects:
         if self.room is None or not useful or any(e.fits for _, e in useful):
             return None
         taken: tuple[tuple[str, Any], ...] = ()
-        for fields, _ in sorted(useful, key=lambda pair: (_cost(pair[0]), pair[1].after_bytes)):
+        for fields, _ in sorted(useful, key=lambda pair: (cost(pair[0]), pair[1].after_bytes)):
             if taken and {name for name, _ in taken} & {name for name, _ in fields}:
                 continue
             both = self._predicted((*taken, *fields)) if taken else None
@@ -165,7 +165,7 @@ class Effects:
         return Effect(before, after, verdict, self.room.what, self.room.for_torch)
 
 
-def _cost(fields: tuple[tuple[str, Any], ...]) -> int:
+def cost(fields: tuple[tuple[str, Any], ...]) -> int:
     """How much a change costs, as an order: nothing, some time, another step, the bus, other data."""
     order = ("attention", "activation", "loss", "expandable_segments", "checkpoint", "optimizer", "batch", "precision")
     known = [order.index(name) if name in order else len(order) + (name == "seq") for name, _ in fields]
