@@ -48,12 +48,12 @@ def __getattr__(name: str) -> Any:
 
 
 def recipe_row(recipe: Recipe, report: Report, seconds: float, host: HostMemory | None = None) -> dict[str, Any]:
-    """The line that ``labkit predict --json`` prints for a recipe; byte counts are None where memory ran out, those of
-    the host where nobody asked."""
+    """The line that ``labkit predict --json`` prints for a recipe; byte counts are None where memory ran out. What
+    it keeps on the host comes with it, if anything."""
     row: dict[str, Any] = {**recipe.to_dict(), "status": report.status}
     for prefix, peaks in (("", report.steady), ("first_step_", report.first)):
         for name in ("allocated_bytes", "requested_bytes", "reserved_bytes"):
             row[prefix + name] = getattr(peaks, name) if peaks is not None else None
-    row["host_pinned_bytes"] = host.pinned_bytes if host is not None else None
-    row["host_pageable_bytes"] = host.pageable_bytes if host is not None else None
+    if host is not None and host.total_bytes:
+        row |= {"host_pinned_bytes": host.pinned_bytes, "host_pageable_bytes": host.pageable_bytes}
     return {**row, "context_bytes": report.context_bytes, "seconds": round(seconds, 4)}

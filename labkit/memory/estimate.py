@@ -148,7 +148,7 @@ def offloaded(recipe: Recipe) -> tuple[list[int], float]:
     from .host import pinned
 
     layers, which = int(recipe.config().num_hidden_layers), chip("h200", (9, 0))
-    plain = _plain(recipe)
+    plain = _plain(recipe.changed(gradients="card", clip=None))  # where gradients go changes nothing here
     depths = _depths(plain, layers, recipe.batch)
     found = [
         list(_profile(plain.changed(batch=recipe.batch), which, False, depth).buffers.elements()) for depth in depths
