@@ -76,7 +76,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 log.seek(0)
                 assert process.poll() is None and time.monotonic() < until, log.read()[-3000:]
                 time.sleep(0.3)
-        yield f"http://127.0.0.1:{port}/lab/tree/NAME.ipynb?token=course"
+        yield f"http://127.0.0.1:{port}/lab/workspaces/NAME/tree/NAME.ipynb?token=course"
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         try:
@@ -107,6 +107,18 @@ def menu(page: Page, name: str, entry: str) -> None:
     page.click(entry_of)
 
 
+def write(page: Page, field: str, text: str) -> None:
+    """Replace what stands in a field or an editor; a click that a busy page drops is made again."""
+    until = time.monotonic() + 60
+    while not page.run(f"({field}).contains(document.activeElement)"):
+        assert time.monotonic() < until, f"cannot write into {field}"
+        page.click(field)
+        time.sleep(0.5)
+    page.key("a", 65, modifiers=2)
+    page.type(text)
+    page.wait(f"(({field}).value ?? ({field}).textContent).includes({json.dumps(text)})")
+
+
 def show(page: Page, element: str, picture: Path) -> None:
     """Bring an element into view and take its picture; JupyterLab lays cells out as they come into view."""
     for _ in range(3):
@@ -118,19 +130,23 @@ def show(page: Page, element: str, picture: Path) -> None:
 
 
 @contextlib.contextmanager
-def opened(lab: str, name: str) -> Iterator[Page]:
+def opened(lab: str, name: str, pictures: Path) -> Iterator[Page]:
     """A notebook in JupyterLab, its kernel waiting."""
     with browser(1400, 1000) as page:
         page.open(lab.replace("NAME", name), 90)
         page.wait(f"{CELLS}.length > 0 && !document.querySelector('#jupyterlab-splash')", 90)
         page.wait("!!document.querySelector('.jp-Notebook-ExecutionIndicator[data-status=idle]')", 90)
-        yield page
+        try:
+            yield page
+        except AssertionError:
+            page.picture(pictures / f"failed-{name}.png")
+            raise
         outside = [r for r in page.requests if not r.startswith(("http://127.0.0.1", "data:", "blob:"))]
         assert outside == []
 
 
 def test_a_lesson_in_jupyterlab(lab: str, pictures: Path) -> None:
-    with opened(lab, LESSON) as page:
+    with opened(lab, LESSON, pictures) as page:
         page.picture(pictures / "lab-1-opened.png")
 
         menu(page, "Run", "Run All Cells")
@@ -151,9 +167,7 @@ def test_a_lesson_in_jupyterlab(lab: str, pictures: Path) -> None:
         before = page.wait(check)
         assert "put a number in place of" in before
         for answer, sign in (("product_rate = 4096", "✗"), ("product_rate = 2 * 4096 * 1024 * 8192 / 0.8e-3", "✓")):
-            page.click(f"({cell('product_rate = ')}).querySelector('.cm-content')")
-            page.key("a", 65, modifiers=2)
-            page.type(answer)
+            write(page, f"({cell('product_rate = ')}).querySelector('.cm-content')", answer)
             for _ in range(2):  # the answer, then the check right below
                 page.key("Enter", 13, modifiers=8)
             page.wait(f"{check} !== {json.dumps(before)} && {check}.includes('product_rate')", 60)
@@ -164,14 +178,12 @@ def test_a_lesson_in_jupyterlab(lab: str, pictures: Path) -> None:
 
 def test_the_planners_widgets_move_the_bar(lab: str, pictures: Path) -> None:
     bar = "[...document.querySelectorAll('.widget-html [style*=relative] > span')].map(e => e.style.width).join(' ')"
-    with opened(lab, "plan") as page:
+    with opened(lab, "plan", pictures) as page:
         menu(page, "Run", "Run All Cells")
         page.wait(f"document.querySelectorAll('.widget-dropdown select').length >= 5 && {bar} !== ''", 180)
         before = page.run(bar)
         show(page, "document.querySelector('.widget-html')", pictures / "plan-1.png")
-        page.click("document.querySelector('.widget-text input[type=number]')")  # the batch
-        page.key("a", 65, modifiers=2)
-        page.type("64")
+        write(page, "document.querySelector('.widget-text input[type=number]')", "64")  # the batch
         page.key("Enter", 13)
         page.wait(f"{bar} !== {json.dumps(before)}", 60)
         show(page, "document.querySelector('.widget-html')", pictures / "plan-2.png")
