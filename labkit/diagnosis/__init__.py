@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from ..results import Report
 from ..units import UserError, parse_size, show_bytes
+from . import advising, outofmemory, prose, reading, rule, vocabulary
 from . import effects as effecting
 from . import errors as raising
 from . import numbers as counting
-from . import outofmemory, prose, reading, rule, vocabulary
 from . import settings as configuring
 from .concepts import CONCEPTS
 from .effects import Effects
 from .findings import Advice, Cause, Diagnosis
-from .matching import Case, Evidence, fire, look
+from .matching import Case, Evidence, fire
 from .rule import Rule
 from .rules import RULES
 
@@ -143,9 +143,9 @@ def _conclude(
     fired = fire(RULES, case)
     best = fired[0][1] + fired[0][0].base if fired else 0.0
     kept = [f for f in fired if f[1] + f[0].base >= _NEAR * best][:_MOST_CAUSES]
-    causes = tuple(_cause(entry, weight, evidence, case, predicted) for entry, weight, evidence in kept)
+    causes = tuple(advising.cause(entry, weight, evidence, case, predicted) for entry, weight, evidence in kept)
     if predicted is not None and causes:
-        _together(predicted, notes)
+        notes += advising.closing(predicted)
     if not causes and not any("nothing is needed" in note for note in notes):
         notes.append(_unknown(case))
     return Diagnosis(causes, tuple(notes), case.oom.numbers() if case.oom else {})
@@ -235,47 +235,6 @@ def _predict(
     if report is None:
         _held(case, base)
     return Effects(recipe, base, card, there_is)
-
-
-def _cause(entry: Rule, weight: float, evidence: list[Evidence], case: Case, predicted: Effects | None) -> Cause:
-    rows: list[tuple[Advice, rule.Change]] = []
-    for change in entry.changes:
-        if any(look(clue, case) for clue in change.unless):
-            continue
-        effect = predicted.of(change) if predicted is not None else None
-        if effect is not None and effect.after_bytes > 0.995 * effect.before_bytes:
-            continue  # it is known to save nothing here
-        rows.append((Advice(change.do, change.code, effect), change))
-    if predicted is not None:
-        rows.sort(key=_order)
-    shown = tuple(e for e in evidence if e.quote and e.weight > 0)
-    return Cause(
-        entry.name,
-        entry.kind,
-        entry.cause,
-        round(weight, 2),
-        shown,
-        tuple(advice for advice, _ in rows),
-        entry.lesson,
-        entry.source,
-    )
-
-
-def _order(row: tuple[Advice, rule.Change]) -> tuple[int, float]:
-    """What fits comes first, gentlest before the others; then what saves most; then what is not predicted."""
-    advice, change = row
-    if advice.effect is None:
-        return 2, 0.0
-    if advice.effect.fits:
-        return 0, effecting.cost(change.recipe)
-    return 1, advice.effect.after_bytes
-
-
-def _together(predicted: Effects, notes: list[str]) -> None:
-    found = predicted.best_together()
-    if found is not None:
-        fields, effect = found
-        notes.append(f"no single change fits; together {', '.join(f'{k}={v}' for k, v in fields)}: {effect}")
 
 
 def command(

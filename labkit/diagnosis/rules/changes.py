@@ -62,7 +62,7 @@ OFFLOAD_STATES = Change(
 )
 IN_BACKWARD = Change(
     "step each parameter as soon as its gradient is there, so that gradients never exist together (no accumulation, no clipping over all)",
-    "lab.stepping, with gradients='in-backward'   # a recipe's field",
+    "labkit.stepping.InBackward(...)   # in a recipe: gradients='in-backward'",
     recipe=(("gradients", "in-backward"),),
     unless=(Setting("accumulation", ">", 1), Setting("lora", "is set")),
 )

@@ -223,7 +223,7 @@ RULES = (
         unless=(Number("memory.growth", ">=", 1.15), Number("oom.phase", "in", ("evaluation", "generation", "optimizer"))),
         changes=(
             Change("cut at a length that few texts exceed, and run the longest batch first to see whether it fits", "tokenizer(..., truncation=True, max_length=512)"),
-            Change("batches with a fixed number of tokens instead of texts", "lab.batching"),
+            Change("batches with a fixed number of tokens instead of texts", "labkit.batching.LengthBatches(...)"),
             EXPANDABLE,
         ),
         lesson="09", source="transformers#5195", base=0.1,

@@ -136,7 +136,7 @@ RULES = (
         ),
         unless=(Number("ratio.amp_memory", ">", 0), Setting("precision", "in", ("amp-bf16", "bf16", "fp32")), Number("oom", "=", True), Told(("bf16", "nan"), 0, without=("fp16",))),
         changes=(
-            Change("find the layers first: gradient norms and largest activations", "lab.training's monitors; torch.autograd.set_detect_anomaly(True) for one step"),
+            Change("find the layers first: gradient norms and largest activations", "labkit.monitors.gradient_norms(model); torch.autograd.set_detect_anomaly(True) for one step"),
             Change("bf16, where the card has it: the range of fp32, no scaler", "TrainingArguments(bf16=True, fp16=False)", unless=(Setting("capability", "<", 80), Topic("turing"))),
             Change("autocast off in those layers (softmax, norms, head in fp32)", "with torch.autocast('cuda', enabled=False): y = layer(x.float())"),
             Change("clip gradients after unscaling, and lower the first scale", "scaler.unscale_(optimizer); torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0); GradScaler(init_scale=2**12)"),
@@ -181,7 +181,7 @@ RULES = (
         unless=(Told(("accumulation", "worse loss")), Number("oom", "=", True), Topic("quantised")),
         changes=(
             Change("ask for fp32 weights and let autocast do the 16-bit part", "from_pretrained(..., dtype=torch.float32) with bf16=True"),
-            Change("to stay in 16 bits: stochastic rounding", "lab.halves / torchao.optim with bf16_stochastic_round=True"),
+            Change("to stay in 16 bits: stochastic rounding", "torchao.optim.AdamW8bit(..., bf16_stochastic_round=True)"),
             Change("see what was loaded", "{p.dtype for p in model.parameters()}"),
         ),
         lesson="02", source="trl#3910", base=0.1,

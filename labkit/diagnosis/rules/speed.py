@@ -21,7 +21,7 @@ RULES = (
         changes=(
             Change("workers that prepare ahead, and pinned memory", "DataLoader(..., num_workers=4, pin_memory=True, persistent_workers=True, prefetch_factor=4)   # Trainer: dataloader_num_workers=4"),
             Change("tokenise once, before training, and store it", "dataset.map(tokenize, batched=True, num_proc=4)"),
-            Change("then look for synchronisations: .item(), .cpu(), print of a tensor in every step; a batch that is too small makes many short kernels", "lab.stalls; torch.profiler"),
+            Change("then look for synchronisations: .item(), .cpu(), print of a tensor in every step; a batch that is too small makes many short kernels", "labkit.stalls.StallMeter; torch.profiler"),
         ),
         lesson="09", source="PyTorch performance tuning guide", base=0.1,
     ),
@@ -91,7 +91,7 @@ RULES = (
             Says(r"find_executable_batch_size|no executable batch size found|reached zero", 0.5),
         ),
         needs=(Topic("batch search", 0.0),),
-        changes=(Change("probe without compiling, then compile once at the size that fits", "best = lab.measuring.largest(experiment, budget='8GiB'); model = torch.compile(model)"), Change("predict instead of trying", "labkit predict gpt2 --batch 8 --budget 8GiB")),
+        changes=(Change("probe without compiling, then compile once at the size that fits", "best = lab.largest(experiment, budget='8GiB'); model = torch.compile(model)"), Change("predict instead of trying", "labkit predict gpt2 --batch 8 --budget 8GiB")),
         lesson="07", source="composer#2214", base=0.45,
     ),
     Rule(
@@ -104,7 +104,7 @@ RULES = (
         ),
         needs=(Topic("flash", 0.05),),
         unless=(Number("oom", "=", True), Number("error.kind", "!=", "none")),
-        changes=(Change("expect the gain at long sequences; pack short texts into long rows first", "lab.batching packing; attn_implementation='sdpa'"), Change("see that the flash kernel really runs: fp32, masks and old cards switch it off", "lab.attention; with torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION): ...")),
+        changes=(Change("expect the gain at long sequences; pack short texts into long rows first", "labkit.batching.pack(...); attn_implementation='sdpa'"), Change("see that the flash kernel really runs: fp32, masks and old cards switch it off", "with torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION): ...")),
         lesson="06", source="FlashAttention README, speed-up by length", base=0.2,
     ),
     Rule(
@@ -129,7 +129,7 @@ RULES = (
             Number("mfu.largest", ">", 100, 1.2, "{value} % of the peak"),
             Told(("mfu", "over 100"), 1.1),
         ),
-        changes=(Change("measure the ceiling of this card with a large product, and divide by that", "lab.timing; flops = 6 * N * tokens / seconds"), Change("the peak of this card in the type that runs; nanoGPT has an A100's bf16 peak (312e12) in it", "flops_promised = 989e12   # H100, bf16, dense")),
+        changes=(Change("measure the ceiling of this card with a large product, and divide by that", "lab.time_step(product); flops = 6 * N * tokens / seconds"), Change("the peak of this card in the type that runs; nanoGPT has an A100's bf16 peak (312e12) in it", "flops_promised = 989e12   # H100, bf16, dense")),
         lesson="00", source="nanoGPT#464", base=0.4,
     ),
     Rule(
@@ -196,7 +196,7 @@ RULES = (
         ),
         needs=(Topic("offload", 0.0), Topic("slow", 0.0)),
         unless=(Number("oom", "=", True), Number("error.kind", "!=", "none")),
-        changes=(Change("pinned buffers that are reused, a second stream, and the next block fetched ahead", "lab.offload; torchtune's OffloadActivations(use_streams=True)"), Change("or recompute instead of copying: checkpointing is mostly cheaper than the bus", "gradient_checkpointing=True", recipe=(("checkpoint", 1),)), Change("measure the bus first", "labkit doctor; lab.bus.measure_bus()")),
+        changes=(Change("pinned buffers that are reused, a second stream, and the next block fetched ahead", "labkit.offload.Prefetching(...); torchtune's OffloadActivations(use_streams=True)"), Change("or recompute instead of copying: checkpointing is mostly cheaper than the bus", "gradient_checkpointing=True", recipe=(("checkpoint", 1),)), Change("measure the bus first", "labkit doctor; labkit.bus.measure_bus()")),
         lesson="05", source="pytorch#106360", base=0.2,
     ),
 )  # fmt: skip
