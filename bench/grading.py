@@ -64,7 +64,8 @@ def timed(lesson: Lesson, count: int, jobs: int, whole: bool) -> dict[str, Any]:
         results = outcomes.load_all(out)
     wrong = [r for r in results if r.points != _expected(lesson, int(r.student[-3:]))]
     if code or len(results) != count or wrong:
-        raise SystemExit(f"graded wrongly: {len(results)} results, {[r.student for r in wrong]}")
+        said = [f"{r.student} {e.exercise}: {e.status}, {e.message}" for r in wrong for e in r.exercises]
+        raise SystemExit("\n".join([f"graded wrongly: {len(results)} results, {len(wrong)} of them wrong", *said]))
     each = [r.seconds for r in results if any(e.status != "blank" for e in r.exercises)]
     middle = statistics.median(each)
     return {"count": count, "jobs": jobs, "whole": whole, "seconds": seconds, "median": middle, "load": load}
