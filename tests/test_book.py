@@ -62,7 +62,7 @@ def site(book: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "02_two",
         "Two",
         "# Two",
-        "## Pitfalls\n\nSee [one](01_one.ipynb#The-experiment).",
+        "## Pitfalls\n\nSee [one](01_one.ipynb#The-experiment), later [nine](09_nine.ipynb).",
         "### `seq` and batch\n\nx",
     )
     claims = [("01_one", "it halves", "blogs", "53 %", "✗ does not hold", "sm_90 · measured")]
@@ -119,6 +119,8 @@ def test_a_lesson_is_there_with_its_outputs_and_its_neighbours(site: Path) -> No
         assert wanted in page
     assert 'rel="prev" href="index.html"' in page and 'rel="next" href="02_two.html"' in page
     assert ".ipynb" not in page and 'name="viewport"' in page
+    other = (site / "02_two.html").read_text()
+    assert '<a href="01_one.html#The-experiment">one</a>, later nine.' in other  # a lesson that is not in the book
     index = (site / "index.html").read_text()
     assert "What is One?" in index and "say what &lt;it&gt; is" in index
     assert "✗ does not hold" in (site / "claims.html").read_text()

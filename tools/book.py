@@ -15,7 +15,7 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
@@ -32,6 +32,9 @@ ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / "tools" / "site"
 COURSE = "Train and run GPT-2-class models inside a small GPU"
 _HEADING = re.compile(r'<h([23]) id="([^"]+)">(.*?)<a class="anchor-link"', re.DOTALL)
+_LINK = re.compile(
+    r'<a href="(?P<name>[0-9]{2}_[a-z0-9_]+)\.ipynb(?P<anchor>#[^"]*)?"(?P<more>[^>]*)>(?P<text>.*?)</a>', re.DOTALL
+)
 _WORD = re.compile(r"[^\W]+", re.UNICODE)
 _INLINE = ("a", "b", "code", "em", "i", "span", "strong", "sub", "sup")  # a word may go on across these
 _LEAST, _MOST = 2, 40  # letters of a word that is worth finding
@@ -69,7 +72,8 @@ def build(notebooks: Sequence[Path], out: Path, foot: str, claims: Sequence[tupl
     """
     if out.exists() and not (out / "search-index.js").is_file() and any(out.iterdir()):
         raise UserError(f"{out} holds something else than the book: choose another folder")
-    lessons = [_lesson(path) for path in notebooks]
+    names = {path.stem for path in notebooks}
+    lessons = [_lesson(path, names) for path in notebooks]
     pages = [_index(notebooks, lessons), *lessons, *([_claims(claims)] if claims else [])]
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -100,7 +104,7 @@ def build(notebooks: Sequence[Path], out: Path, foot: str, claims: Sequence[tupl
     return written
 
 
-def _lesson(path: Path) -> Page:
+def _lesson(path: Path, names: Collection[str]) -> Page:
     import nbformat
     from nbconvert import HTMLExporter
 
@@ -108,7 +112,13 @@ def _lesson(path: Path) -> Page:
     exporter = HTMLExporter(template_name="basic", exclude_input_prompt=True, exclude_output_prompt=True)
     exporter.language_code = "en"
     body, _ = exporter.from_notebook_node(notebook)
-    body = re.sub(r'href="([0-9]{2}_[a-z0-9_]+)\.ipynb(#[^"]*)?"', r'href="\1.html\2"', body)
+
+    def linked(match: re.Match[str]) -> str:
+        if match["name"] not in names:
+            return match["text"]  # a lesson that this book lacks
+        return f'<a href="{match["name"]}.html{match["anchor"] or ""}"{match["more"]}>{match["text"]}</a>'
+
+    body = _LINK.sub(linked, body)
     title = notebook.metadata.get("labkit", {}).get("title") or path.stem.replace("_", " ")
     return Page(f"{path.stem}.html", path.stem[:2], title, body)
 
