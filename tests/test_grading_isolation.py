@@ -6,6 +6,7 @@ The same in sandboxes, and what only walls can keep out: test_grading_attacks.py
 from __future__ import annotations
 
 import errno
+import os
 import struct
 import subprocess
 import time
@@ -342,10 +343,14 @@ def test_a_control_group_is_made_where_the_tree_is_handed_to_us(
     (above / "terminal.scope").mkdir(parents=True)
     (above / "cgroup.subtree_control").write_text("cpu memory pids\n")
     own.write_text("0::/user.slice/app.slice/terminal.scope\n")
+    left, kept = above / "labkit-99999999-ab", above / f"labkit-{os.getpid()}-ab"
+    left.mkdir()
+    kept.mkdir()
     monkeypatch.setattr(cgroups, "ROOT", tmp_path)
     monkeypatch.setattr(cgroups, "OWN", own)
     group = cgroups.make(2**30)
     assert group is not None and group.folder.parent == above, "beside our own: no group may hold both"
+    assert kept.exists() and not left.exists(), "what a killed grader left behind"
     assert (group.folder / "memory.max").read_text() == str(2**30)
     assert (group.folder / "memory.swap.max").read_text() == "0"
     (group.folder / "memory.events").write_text("low 0\noom_kill 0\n")

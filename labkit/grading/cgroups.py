@@ -55,6 +55,10 @@ class Group:
 def make(most: int) -> Group | None:
     """A new group that may take `most` bytes; None where none can be made."""
     for parent, limit in _parents():
+        for old in parent.glob("labkit-*-*"):  # of a grader that was killed
+            if not Path("/proc", old.name.split("-")[1]).exists():
+                with contextlib.suppress(OSError):
+                    old.rmdir()
         folder = parent / f"labkit-{os.getpid()}-{secrets.token_hex(4)}"
         try:
             folder.mkdir()
