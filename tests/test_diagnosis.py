@@ -340,7 +340,8 @@ def test_a_recipe_that_fits_needs_nothing():
 
 
 @pytest.mark.slow
-def test_a_recipe_that_does_not_fit_gets_changes_with_predicted_effects():
+def test_a_recipe_that_does_not_fit_gets_changes_with_predicted_effects(monkeypatch):
+    monkeypatch.setattr(effecting, "_MOST", 3)  # a prediction takes a second
     found = diagnose(recipe={**SMALL, "batch": 4, "seq": 512, "attention": "eager"}, budget="3GiB")
     first = found.causes[0]
     assert first.name in ("attention-scores", "activations")

@@ -10,7 +10,7 @@ from .rule import Change, Rule
 
 
 def cause(entry: Rule, weight: float, evidence: list[Evidence], case: Case, predicted: Effects | None) -> Cause:
-    """The cause that `entry` names, with its evidence and the changes that are left to make, predicted where possible."""
+    """The cause that `entry` names, with its evidence and the changes that are left, predicted where possible."""
     rows: list[tuple[Advice, Change]] = []
     for change in entry.changes:
         if any(look(clue, case) for clue in change.unless):
