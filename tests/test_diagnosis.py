@@ -209,6 +209,7 @@ def test_utilisation(unpredicted):
     assert not diagnose(log(0)).known  # one look at an idle card
 
 
+@pytest.mark.slow
 def test_a_log_of_any_size_is_read_in_bounded_memory(tmp_path, unpredicted):
     log = tmp_path / "train.log"
     with log.open("w") as file:
@@ -334,6 +335,7 @@ def test_bf16_for_a_card_that_has_none():
 SMALL = {"model": "gpt2", "batch": 2, "seq": 256, "precision": "amp-fp16"}
 
 
+@pytest.mark.slow
 def test_a_recipe_that_fits_needs_nothing():
     found = diagnose(recipe=SMALL, budget="8GiB")
     assert not found.known and any("fits" in n and "nothing is needed" in n for n in found.notes)
