@@ -612,7 +612,7 @@ if weak:
             y="scaling efficiency (%)",
             log="x",
             title="Two cards against one, GPT-2 124M, DDP",
-            source=label,
+            source=f"{label}, two cards",
             zero=True,
         )
     )
