@@ -109,7 +109,14 @@ def _separable(recipe: Recipe) -> bool:
 def _plane(recipe: Recipe, which: Chip, whole: bool, step: int, layers: int, batch: int) -> float:
     """Bytes at the highest place of a step: the plane through the short runs, at this depth and batch."""
     depths, batches = _depths(recipe, layers, batch), _batches(recipe, batch)
-    corners = {(d, b): _profile(recipe.changed(batch=b), which, whole, d).places[step] for d in depths for b in batches}
+    corners: dict[tuple[int, int], dict[Key, int]] = {}
+    for depth in depths:
+        for place, one in enumerate(batches):
+            if whole:
+                corners[depth, one] = _profile(recipe, which, True, depth, (one,)).places[step]
+            else:
+                runs = _profile(recipe, which, False, depth, tuple(batches)).places
+                corners[depth, one] = runs[place * recipe.accumulation + step]
     shared = set.intersection(*(set(corner) for corner in corners.values()))
 
     def at(key: Key, depth: int) -> float:
@@ -150,9 +157,7 @@ def offloaded(recipe: Recipe) -> tuple[list[int], float]:
     layers, which = int(recipe.config().num_hidden_layers), chip("h200", (9, 0))
     plain = _plain(recipe.changed(gradients="card", clip=None))  # where gradients go changes nothing here
     depths = _depths(plain, layers, recipe.batch)
-    found = [
-        list(_profile(plain.changed(batch=recipe.batch), which, False, depth).buffers.elements()) for depth in depths
-    ]
+    found = [list(_profile(plain, which, False, depth, (recipe.batch,)).buffers.elements()) for depth in depths]
     sums = [float(sum(map(pinned, sizes))) for sizes in found]
     return found[0], _line(depths, sums, layers) - sums[0]
 
@@ -179,22 +184,36 @@ class _Short(Run):
 
 
 @lru_cache(maxsize=1024)
-def _profile(recipe: Recipe, which: Chip, whole: bool, layers: int) -> Profile:
-    """The recipe's model with so many blocks. Unless `whole`, nothing steps and gradients stay, so that the second step
-    is a second micro-batch."""
-    configuration, hooks = recipe.config(layers), []
+def _profile(recipe: Recipe, which: Chip, whole: bool, layers: int, batches: tuple[int, ...]) -> Profile:
+    """The recipe's model with so many blocks: two steps if `whole`, at the first of `batches`. Else nothing steps, and
+    each batch has its forward and backward once, or twice where gradients add up."""
+    configuration, passes = recipe.config(layers), recipe.accumulation
+    hooks: list[Any] = []
 
     def build(device: torch.device) -> Callable[[], Any]:
         if whole:
-            step = steps.training_step(recipe, configuration, device)
-        else:
-            network = steps.network_of(recipe, configuration, device)
-            tokens = data.random_tokens(recipe.batch, recipe.seq, vocab=configuration.vocab_size, device=device)
-            step = steps.step_of(network, [tokens], recipe.changed(accumulation=1), backward_only=True)
+            whole_step = steps.training_step(recipe.changed(batch=batches[0]), configuration, device)
+            hooks.append(whole_step.hooks)  # type: ignore[attr-defined]
+            return whole_step
+        network, vocab = steps.network_of(recipe, configuration, device), configuration.vocab_size
+        tokens = [data.random_tokens(batch, recipe.seq, vocab=vocab, device=device) for batch in batches]
+        step = steps.step_of(network, tokens[:1], recipe.changed(accumulation=1), backward_only=True)
+        optimizer: Any = step.optimizer  # type: ignore[attr-defined]
         hooks.append(step.hooks)  # type: ignore[attr-defined]
-        return step
+        count = 0
 
-    return _followed(build, which, 2 if whole else recipe.accumulation, hooks)
+        def one_pass() -> None:
+            nonlocal count
+            step([tokens[count // passes]])
+            count += 1
+            if count % passes == 0:
+                if isinstance(optimizer, stepping.GradientsOnHost):
+                    optimizer._let_go(0)
+                optimizer.zero_grad(set_to_none=True)
+
+        return one_pass
+
+    return _followed(build, which, 2 if whole else passes * len(batches), hooks)
 
 
 @lru_cache(maxsize=1024)
