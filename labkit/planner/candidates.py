@@ -85,7 +85,7 @@ def candidates(
             fields = {
                 "model": model, "batch": batch, "seq": seq, "attention": "sdpa", "activation": "gelu_pytorch_tanh",
                 **family.fields, "loss": loss, "loss_chunks": chunks, "checkpoint": every, "compile": compiled,
-                "offload": offload, **fixed,
+                "offload": offload, "expandable_segments": True, **fixed,
             }  # fmt: skip
             if conflict(fields) is None:
                 recipe = Recipe.of(**fields)

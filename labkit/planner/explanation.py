@@ -110,6 +110,9 @@ def _turned_on(recipe: Recipe) -> list[tuple[str, str, str, dict[str, Any]]]:
         on.append((f"activation={recipe.activation}", what, "07", {"activation": "gelu_new"}))
     if recipe.compile != "none":
         on.append((f"compile={recipe.compile}", "small kernels fused, fewer launches", "07", {"compile": "none"}))
+    if recipe.expandable_segments:
+        what = "PYTORCH_ALLOC_CONF=expandable_segments:True, fewer gaps between blocks"
+        on.append(("expandable_segments", what, "01", {"expandable_segments": False}))
     if recipe.accumulation > 1:
         what = f"{recipe.accumulation} micro-batches of {recipe.batch} in a step"
         whole = {"accumulation": 1, "batch": recipe.batch * recipe.accumulation}

@@ -27,7 +27,7 @@ It needs $needs. Without --from-scratch it starts from the model's released weig
 """
 
 import argparse
-import time
+$environment
 from pathlib import Path
 
 $imports
@@ -114,6 +114,12 @@ if __name__ == "__main__":
     main()
 ''')
 
+_EXPANDABLE = """\
+import os
+import time
+
+os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # before torch is imported
+"""
 _FULL = """\
 def loss_of(model, tokens):
     return model(input_ids=tokens, labels=tokens).loss"""
@@ -176,6 +182,7 @@ def script(recipe: Recipe, *, card: Card, name: str = "train.py") -> str:
         model=recipe.model if recipe.model in GPT2_SIZES or not Path(recipe.model).is_dir()
         else str(Path(recipe.model).resolve()),
         card=card.title, recipe=str(recipe), name=name, needs=", ".join(parts.needs), imports="\n".join(imports),
+        environment=_EXPANDABLE if recipe.expandable_segments else "import time",
         batch=recipe.batch, accumulation=recipe.accumulation, seq=recipe.seq, dtype=_dtype(recipe),
         attention=recipe.attention, config=_indented(_config(recipe)), changes=_indented(parts.changes),
         loss=Template(parts.loss).substitute(chunks=recipe.loss_chunks), optimizer=_indented(parts.optimizer),

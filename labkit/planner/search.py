@@ -19,11 +19,11 @@ from .shape import Shape
 if TYPE_CHECKING:
     from ..machine import Card
 
-SHOWN = 5  # plans of an answer
+SHOWN = 3  # plans of an answer
 ALIKE = 0.03  # predicted speeds closer than this count as equal: the gentler recipe comes first
-CONFIRMED = 1  # exact predictions at most, where an estimate does not tell
+CONFIRMED = 2  # exact predictions at most, where an estimate does not tell
 FEW = 2  # candidates that are predicted to name the nearest miss
-ROUGH = 0.55  # of a rough guess: no candidate needs less
+ROUGH = 0.68  # of a rough guess: no candidate needs less
 ENOUGH = 0.98  # of the best speed of a structure: the smallest batch that reaches it is taken
 
 
@@ -63,10 +63,17 @@ def fastest(
         found = _best_size(structure, card, room.fits, batch)
         if found is not None:
             sure.append(found)
-        larger = _best_size(structure, card, room.may_fit, batch)
-        if larger is not None and larger != found:
-            likely.append(larger)
-    return ranked(sure, confirmed(likely, sure, card, room))[:shown]
+        elif not sure:
+            larger = _best_size(structure, card, room.may_fit, batch)
+            likely += [larger] if larger is not None else []
+    return [_simpler(c, card, room) for c in ranked(sure, confirmed(likely, sure, card, room))[:shown]]
+
+
+def _simpler(choice: Choice, card: Card, room: Room) -> Choice:
+    """The same without expandable segments, where it surely fits without them."""
+    without = choice.recipe.changed(expandable_segments=False)
+    found = need(without, card)
+    return replace(choice, recipe=without, need=found) if room.fits(found) else choice
 
 
 def confirmed(likely: list[Choice], sure: list[Choice], card: Card, room: Room) -> list[Choice]:
