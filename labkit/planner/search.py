@@ -58,8 +58,8 @@ def fastest(
     sure: list[Choice] = []
     likely: list[Choice] = []  # fits by the middle of the estimate, not by its upper end
     for structure in _by_speed(structures, card, room, batch):
-        if len(sure) >= shown and structure.speed < sorted(c.tokens_per_second for c in sure)[-shown]:
-            break
+        if len(sure) >= shown and structure.speed <= (1 + ALIKE) * max(c.tokens_per_second for c in sure):
+            break  # what is left could be as fast at most
         found = _best_size(structure, card, room.fits, batch)
         if found is not None:
             sure.append(found)
