@@ -230,8 +230,8 @@ class _Rewriting:
         ends: dict[int, float] = {}
         for v in self.touched - self.gone:
             died = self.died.get(v)
-            if died is None or v in self.held:
-                continue
+            if died is None or v in self.held or recorder.kinds.get(v) == "gradient":
+                continue  # the program holds it: gradients until zero_grad
             others = [u for u in self.uses.get(v, ()) if not ops[u].region]
             until = max([self.last.get(v, -1), self.maker.get(v, -1), *others])
             ends[v] = ops[until].end + 0.25 if until >= 0 else died

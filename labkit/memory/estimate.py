@@ -204,12 +204,12 @@ def _profile(recipe: Recipe, which: Chip, whole: bool, layers: int, batches: tup
 
         def one_pass() -> None:
             nonlocal count
-            step([tokens[count // passes]])
-            count += 1
             if count % passes == 0:
                 if isinstance(optimizer, stepping.GradientsOnHost):
                     optimizer._let_go(0)
                 optimizer.zero_grad(set_to_none=True)
+            step([tokens[count // passes]])
+            count += 1
 
         return one_pass
 
