@@ -134,7 +134,7 @@ def _link() -> tuple[tuple[int, int] | None, tuple[int, int] | None]:
     found: list[tuple[int, int] | None] = []
     for which in ("Curr", "Max"):
         try:
-            handle = library.nvmlDeviceGetHandleByIndex(0)
+            handle = machine.nvml_card(library)
             generation = getattr(library, f"nvmlDeviceGet{which}PcieLinkGeneration")(handle)
             found.append((generation, getattr(library, f"nvmlDeviceGet{which}PcieLinkWidth")(handle)))
         except library.NVMLError:  # a virtual card may not say

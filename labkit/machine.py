@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import time
@@ -170,6 +171,22 @@ def nvml() -> Any:
     return pynvml
 
 
+def nvml_card(library: Any, index: int = 0) -> Any:
+    """NVML's handle of PyTorch's card `index`.
+
+    NVML counts all cards of the host by their place on the bus, PyTorch those that ``CUDA_VISIBLE_DEVICES`` names, in
+    CUDA's order: the same number can mean two cards, the card's UUID cannot.
+    """
+    if has_gpu():
+        import torch
+
+        uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+        if uuid is not None:
+            with contextlib.suppress(library.NVMLError):  # a slice of a card (MIG) has another name
+                return library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    return library.nvmlDeviceGetHandleByIndex(index)
+
+
 def here() -> Machine:
     """This machine, read now."""
     import torch
@@ -225,7 +242,7 @@ def state(index: int = 0) -> dict[str, Any]:
     library = nvml()
     if library is None:
         return {}
-    handle = library.nvmlDeviceGetHandleByIndex(index)
+    handle = nvml_card(library, index)
 
     def ask(function: str, *arguments: Any) -> Any:
         try:
@@ -254,7 +271,7 @@ def device_bytes() -> int | None:
     library = nvml()
     if library is not None:
         try:
-            handle = library.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
+            handle = nvml_card(library, torch.cuda.current_device())
             for process in library.nvmlDeviceGetComputeRunningProcesses(handle):
                 if process.pid == os.getpid() and process.usedGpuMemory:
                     return int(process.usedGpuMemory)

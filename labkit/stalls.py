@@ -144,7 +144,7 @@ class Utilisation:
             self._thread.join()
 
     def _watch(self, library: Any) -> None:
-        handle = library.nvmlDeviceGetHandleByIndex(0)
+        handle = machine.nvml_card(library)
         if self._done.wait(self.settle):
             return
         while not self._done.wait(self.every):

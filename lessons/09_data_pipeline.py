@@ -246,6 +246,10 @@ print(
 
 
 # %% name="peak"
+# Hopper's first choice for attention plans anew for every shape: with batches of changing length one would time plans
+torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def language_model(device):
     """GPT-2 124M, AdamW, and a step for a batch, in mixed precision."""
     with device:
@@ -892,7 +896,7 @@ def losses_around(model, texts, place):
     return (sums / counts).tolist()
 
 
-size = {"width": 256, "layers": 4, "epochs": 2} if on_card else {"width": 32, "layers": 1}
+size = {"width": 256, "layers": 4} if on_card else {"width": 32, "layers": 1}
 some = ids if on_card else ids[:48]
 held_out = passages.functions(400, split="held-out") if on_card else []
 held_out = passages.encoded(tokenizer, held_out, most=MOST)
@@ -1331,6 +1335,10 @@ print(
 #
 # The cell below shows two of them: a loader with workers asks for batches that the loop has not seen yet, and a new
 # iterator draws a random number.
+#
+# **Every new length is slow once.** On a Hopper card PyTorch 2.11 asks cuDNN for attention first, and cuDNN makes a plan
+# for each shape that it has not seen (pytorch#155958, FunASR#3704: about a second for a step). This lesson switched it
+# off before it timed anything: `torch.backends.cuda.enable_cudnn_sdp(False)`. A few fixed widths help, too.
 #
 # **The resumed run skips or repeats texts.** The place was taken from the sampler, which is ahead of the loop. Count
 # what was trained on. (`torchdata`'s `StatefulDataLoader` keeps this count for you.)

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -112,3 +113,27 @@ def test_provenance_names_versions():
     row = machine.provenance()
     assert row["versions"]["torch"] == torch.__version__ and row["date"].endswith("Z")
     assert row["card"] is None or row["driver"]
+
+
+class _TwoCards:
+    """NVML on a host with two cards; only the first of them is known by its UUID."""
+
+    NVMLError = RuntimeError
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return f"card {index} of the bus"
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        if uuid != "GPU-abc":
+            raise self.NVMLError("Not Found")
+        return "the card with that UUID"
+
+
+@pytest.mark.parametrize(
+    ("uuid", "handle"),
+    [("abc", "the card with that UUID"), ("MIG-1", "card 0 of the bus"), (None, "card 0 of the bus")],
+)
+def test_the_driver_is_asked_about_pytorchs_card(monkeypatch, uuid, handle):
+    monkeypatch.setattr(machine, "has_gpu", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=uuid))
+    assert machine.nvml_card(_TwoCards()) == handle
