@@ -161,19 +161,19 @@ def test_zero_stages_cut_what_they_say() -> None:
 def test_buckets_cost_what_gradients_do_not_give_back() -> None:
     from labkit.results import Report, Timeline
 
-    names = LESSON.defined("one-process", N=10)
-    moments = {"activation": (0, 70, 30, 0), "parameter": (40, 40, 40, 40), "gradient": (0, 0, 20, 40)}
-    timeline = Timeline(("forward",) * 4, ("all",), (tuple(map(sum, zip(*moments.values(), strict=True))),),
-                        tuple(moments), tuple(moments.values()))  # fmt: skip
-    report = Report("one", "ok", "predicted", "h200", timeline=timeline)
-    assert names["with_buckets"](report, views=False) == 110 + 40  # the peak, and the buckets beside it
-    assert names["with_buckets"](report, views=True) == 110 + 40  # no gradient is there at that moment
-    late = Timeline(("forward",) * 2, ("all",), ((80, 80),), ("parameter", "gradient"), ((80, 40), (0, 40)))
-    report = Report("one", "ok", "predicted", "h200", timeline=late)
-    assert names["with_buckets"](report, views=True) == 80 + 40
-    moment = Timeline(("forward",), ("all",), ((80,),), ("parameter", "gradient"), ((40,), (40,)))
-    report = Report("one", "ok", "predicted", "h200", timeline=moment)
-    assert [names["with_buckets"](report, views=v) for v in (True, False)] == [80, 120]
+    account = LESSON.defined("one-process", N=10, LARGEST=12)["with_buckets"]
+
+    def report(*moments: tuple[str, int, int]) -> Report:
+        """From (phase, bytes beside the gradients, bytes of gradients) of each moment."""
+        phases, rest, gradients = zip(*moments, strict=True)
+        totals = tuple(r + g for r, g in zip(rest, gradients, strict=True))
+        timeline = Timeline(phases, ("all",), (totals,), ("parameter", "gradient"), (rest, gradients))
+        return Report("one", "ok", "predicted", "h200", timeline=timeline)
+
+    early = report(("forward", 90, 0), ("backward", 110, 0), ("backward", 40, 40), ("optimizer", 40, 40))
+    assert [account(early, views=v) for v in (False, True)] == [150, 150]  # no gradient at the peak
+    late = report(("forward", 50, 0), ("backward", 40, 40), ("optimizer", 40, 40))
+    assert [account(late, views=v) for v in (False, True)] == [120, 92]  # all of them, and one apart
 
 
 # ------------------------------------------------------------------------------------------- the lesson's ways, run

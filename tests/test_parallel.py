@@ -122,8 +122,8 @@ def test_peaks_of_two_cards_are_what_their_ways_hold(two_cards: launching.Ranks)
         assert first["reserved_bytes"] <= 1024 * MiB
         assert first["requested_bytes"] == pytest.approx(second["requested_bytes"], rel=0.05)
         peaks[way] = first["requested_bytes"] / WEIGHTS
-    assert peaks["DDP"] - peaks["one process"] == pytest.approx(1, abs=0.15)  # buckets
-    assert peaks["DDP"] - peaks["DDP, views"] == pytest.approx(1, abs=0.3)  # one gradient at a time is apart from them
+    assert peaks["DDP"] > peaks["one process"] + 0.85  # buckets
+    assert peaks["DDP, views"] < peaks["DDP"] - 0.7  # one gradient at a time is apart from them
     assert peaks["FSDP2"] < 0.8 * peaks["one process"]
 
 
