@@ -1564,7 +1564,8 @@ lab.check.words(
 # 1. DDP copies: it makes training faster when each card computes long enough to hide 2 (W - 1) / W times the
 #    gradients, and it makes nothing fit. Bucket views on; `no_sync` while accumulating; DataParallel not at all.
 # 2. FSDP2 cuts 16 bytes a parameter by W and leaves activations as they are, for at most 1.5 times the bytes.
-# 3. A split by layers sends least; alone it uses one card at a time, and a pipeline with micro-batches keeps both busy.
+# 3. A split by layers sends least; alone it uses one card at a time, and a pipeline lets both work. How many
+#    micro-batches pay depends on what it costs to launch them.
 
 # %% name="finish"
 lab.finish(
