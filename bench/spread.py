@@ -63,6 +63,7 @@ def main(a: str, b: str) -> None:
         f"Two runs on {found.a.card}, begun {made[0]} and {made[1]} (PyTorch {', '.join(versions)});",
         "made by `python bench/spread.py`.",
         "By how many per cent the larger value of a row exceeds the smaller. The bands of `labkit compare` rest on it.",
+        "The host may have done other work meanwhile; steps of many small kernels feel it most.",
         "",
         "| " + " | ".join(HEAD) + " |",
         "| " + " | ".join("---" for _ in HEAD) + " |",

@@ -47,8 +47,8 @@ def verdicts(tmp_path: Path, a: dict[str, Any], b: dict[str, Any]) -> dict[str, 
     ("a", "b", "allocated", "step"),
     [
         (report(), report(peak=int(4.03 * GiB), seconds=0.12), AGREES, AGREES),
-        (report(), report(peak=int(4.05 * GiB), seconds=0.2), DIFFERS, DIFFERS),
-        (report(), report(peak=int(3.94 * GiB), seconds=0.05), DIFFERS, DIFFERS),
+        (report(), report(peak=int(4.05 * GiB), seconds=0.21), DIFFERS, DIFFERS),
+        (report(), report(peak=int(3.94 * GiB), seconds=0.04), DIFFERS, DIFFERS),
         # another card: the peak is held to its band, give or take what cuBLAS holds there; the time is shown
         (report(), report(card=T4, seconds=9.0), AGREES, SHOWN),
         (report(), report(card=T4, peak=4 * GiB - 80 * MiB), AGREES, SHOWN),
@@ -56,7 +56,7 @@ def verdicts(tmp_path: Path, a: dict[str, Any], b: dict[str, Any]) -> dict[str, 
         (report(card=T4), report(card="NVIDIA GeForce RTX 2070", peak=4 * GiB - 80 * MiB), DIFFERS, SHOWN),
         # measured beside other work, or scattering by itself
         (report(), report(seconds=9.0, remark="rough"), AGREES, SHOWN),
-        (report(), report(timing={"median_seconds": 0.19, "spread_seconds": 0.2, "repeats": 5}), AGREES, AGREES),
+        (report(), report(timing={"median_seconds": 0.22, "spread_seconds": 0.3, "repeats": 5}), AGREES, AGREES),
         # a prediction of this card is about the same peak, and about no time
         (report(card="h200", source="predicted", seconds=None), report(peak=4 * GiB + 64 * MiB), AGREES, None),
         (report(card="h200", source="predicted", seconds=None), report(peak=4 * GiB + 80 * MiB), DIFFERS, None),
@@ -87,7 +87,7 @@ def test_out_of_memory_on_one_side_only(tmp_path: Path) -> None:
     ("a", "b", "verdict"),
     [
         (fact(50.0, "GB/s"), fact(45.0, "GB/s"), AGREES),
-        (fact(50.0, "GB/s"), fact(25.0, "GB/s"), DIFFERS),
+        (fact(50.0, "GB/s"), fact(20.0, "GB/s"), DIFFERS),
         (fact(50.0, "GB/s"), fact(25.0, "GB/s", card=T4), SHOWN),
         (fact(50.0, "GB/s"), fact(25.0, "GB/s", source="cpu"), SHOWN),
         (fact(2.0, "times"), fact(3.0, "times"), SHOWN),
