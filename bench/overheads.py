@@ -163,14 +163,21 @@ def runner(write: Callable[..., None]) -> None:
 
 
 def course(folder: Path, write: Callable[..., None]) -> None:
-    """How long each lesson of a run took, and all."""
+    """How long each lesson of a run took, and all, on the machine of that run."""
     run = Run.load(folder)
     if run is None:
         raise SystemExit(f"{folder} holds no run")
+    card, capability = run.machine.get("card"), run.machine.get("capability")
+    there = {
+        "at": run.started, "source": "measured" if card else "cpu", "card": card or "processor",
+        "capability": f"sm_{capability[0]}{capability[1]}" if capability else None,
+        "driver": run.machine.get("driver"), "system": run.machine.get("system"), "command": "labkit run",
+        "versions": {"labkit": run.labkit, "python": run.python, "torch": run.machine.get("torch")},
+    }  # fmt: skip
     done = [one for one in run.lessons if one.status == "done" and one.seconds]
     for one in done:
-        write("a lesson of a run", one.seconds, "s", what=one.name)
-    write("the lessons of a run", sum(one.seconds or 0.0 for one in done), "s", what=f"{len(done)} lessons")
+        write("a lesson of a run", one.seconds, "s", what=one.name, **there)
+    write("the lessons of a run", sum(one.seconds or 0.0 for one in done), "s", what=f"{len(done)} lessons", **there)
 
 
 def show() -> str:
@@ -190,6 +197,9 @@ def main() -> None:
     parser.add_argument("--run", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--parts", nargs="*", default=["passes", "imports", "runner"])
+    parser.add_argument(
+        "--remark", default="", help="what the rows should say of themselves, such as other work beside"
+    )
     parser.add_argument("--show", action="store_true")
     wish = parser.parse_args()
     if wish.show:
@@ -203,6 +213,7 @@ def main() -> None:
         "driver": here.driver, "method": METHOD, "versions": lesson.versions(), "system": here.system,
         "command": "python bench/overheads.py",
     }  # fmt: skip
+    common |= {"remark": wish.remark} if wish.remark else {}
     rows: list[dict[str, Any]] = []
 
     def write(name: str, value: float, unit: str, **more: Any) -> None:
