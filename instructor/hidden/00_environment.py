@@ -26,13 +26,13 @@ class HonestTimer(hidden.Exercise):
         def case(first: float, pattern: list[float], repeats: int | None, because: str) -> hidden.Case:
             return hidden.case({"repeats": repeats, "outside": {"first": first, "pattern": pattern}}, because=because)
 
-        work = random.uniform(0.03, 0.036)
+        work = random.uniform(0.06, 0.072)  # long against what a busy machine adds to a call
         yield case(work, [work], None, "The card queues its work, and nine timings are the default.")
-        slow = random.uniform(0.15, 0.25)
-        yield case(slow, [work], 1, "The first call of this card is slow: is it counted, or still running?")
-        disturbed = [work] * 5 + [work * random.uniform(4, 7) for _ in range(2)]
+        slow = random.uniform(0.5, 0.7)
+        yield case(slow, [2 * work], 1, "The first call of this card is slow: is it counted, or still running?")
+        disturbed = [work] * 7 + [work * random.uniform(4, 7) for _ in range(2)]
         random.shuffle(disturbed)
-        yield case(work, disturbed, 7, "Some calls were disturbed: which summary does not move?")
+        yield case(work, disturbed, 9, "Some calls were disturbed: which summary does not move?")
         short = [work] * 4 + [work * random.uniform(0.05, 0.1) for _ in range(3)]
         random.shuffle(short)
         yield case(work, short, 7, "Some calls were oddly short: which summary does not move?")
