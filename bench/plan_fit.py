@@ -35,7 +35,8 @@ PLAN = "plan-h200.jsonl"
 # what physics allows: shares of a ceiling, and no more than the compiler can leave
 MOST = {"product": 0.95, "product32": 0.95, "attention": 0.95, "bandwidth": 0.95, "optimizer": 0.95, "bus": 0.95,
         "compiled_traffic": 1.0, "compiled_kernels": 1.0, "sharpness": 12.0}  # fmt: skip
-KEPT = 8.0  # how strongly a rate that no row speaks of stays where it began
+BENCH_WEIGHT = 4.0
+KEPT = 3.0  # how strongly a rate that no row speaks of stays where it began
 
 
 def lesson_recipe(row: dict[str, Any]) -> dict[str, Any] | None:
@@ -102,6 +103,10 @@ class Fit:
 
     def __init__(self, measured: list[tuple[Recipe, float, str]], card: machine.Card):
         self.measured, self.card = measured, card
+        # the bench's rows are what plans choose among: sizes at which the card, not the host, sets the pace
+        self.weights = np.array(
+            [BENCH_WEIGHT if source.startswith(("gpt2", "bench")) else 1.0 for _, _, source in measured]
+        )
         self.parts = [(counting.work(r, card.name).at(r.batch), Shape.of(r)) for r, _, _ in measured]
 
     def errors(self, rates: Rates) -> list[float]:
@@ -113,7 +118,7 @@ class Fit:
 
     def cost(self, rates: Rates) -> float:
         """What the search makes small."""
-        return statistics.fmean(abs(e) for e in self.errors(rates))
+        return float(np.average(np.abs(self.errors(rates)), weights=self.weights))
 
     def search(self, start: Rates, rounds: int = 40) -> Rates:
         """The best rates found from `start`: Gauss-Newton in the logarithms of rates, each row weighted so that the sum
@@ -127,7 +132,7 @@ class Fit:
             for column, name in enumerate(names):
                 moved = self.errors(replace(best, **{name: getattr(best, name) * math.exp(0.02)}))
                 slopes[:, column] = (np.array(moved) - errors) / 0.02
-            weights = 1 / np.maximum(np.abs(errors), 0.02)
+            weights = self.weights / np.maximum(np.abs(errors), 0.02)
             here = np.log([getattr(best, name) for name in names])
             normal = slopes.T @ (weights[:, None] * slopes) + KEPT * np.eye(len(names))
             pull = slopes.T @ (weights * errors) + KEPT * (here - prior)

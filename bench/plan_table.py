@@ -18,6 +18,7 @@ from labkit.planner.room import Room, need
 from labkit.recipes import Recipe
 
 BUDGETS = (6, 8, 12, 16, 24, 40)  # GiB
+LEAST = 4  # recipes of a pair: with fewer there is nothing to choose
 NEAR = 0.10  # of the best measured time a token: what the plan's pick is held to
 
 
@@ -61,6 +62,8 @@ def cases(rows: list[dict[str, Any]]) -> list[Case]:
     card, found = machine.preset("h200"), []
     for pair in dict.fromkeys(row["pair"] for row in rows):
         own = [row for row in rows if row["pair"] == pair and row["status"] == "ok"]
+        if len(own) < LEAST:
+            continue
         by_recipe = {Recipe.of(**row["recipe"]): row for row in own}
         for budget in BUDGETS:
             room = Room(card, budget * 2**30)

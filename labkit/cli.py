@@ -302,7 +302,7 @@ def predict(
 def plan(
     model: Annotated[str, typer.Argument(help="gpt2, gpt2-medium, gpt2-large, gpt2-xl, a folder with config.json.")],
     card: Annotated[str | None, typer.Option(help="The card to plan for, such as t4, rtx4090 or h200.")] = None,
-    budget: Annotated[str | None, typer.Option(help="Memory for PyTorch, such as 8GiB; else what the card has.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Memory for PyTorch, such as 8GiB; else the card's.")] = None,
     seq: Annotated[int, typer.Option(help="Tokens in a sequence.")] = 1024,
     batch: Annotated[int | None, typer.Option(help="Sequences in an optimizer step; chosen if left out.")] = None,
     goal: Annotated[str, typer.Option(help="fastest, largest-batch or longest.")] = "fastest",

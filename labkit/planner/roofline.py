@@ -1,10 +1,10 @@
 """How long a training step takes on a card: counted work against the card's ceilings, with measured efficiencies.
 
-Every kernel takes the longer of its operations over the card's rate and its bytes over the card's bandwidth, each at
-the share of the data sheet's figure that was measured for its kind; the host needs some time to launch it. Card and
-host work side by side, so a phase lasts about as long as the slower of the two. Copies over the bus hide behind the
-phase that they run beside, as far as it lasts. The shares and the host's times (`Rates`) are fitted to steps measured
-on one card (``bench/plan.py fit``) and carried over to others by their data sheets: an estimate there.
+Every kernel takes its operations over the card's rate and its bytes over the card's bandwidth, each at the share of the
+data sheet's figure that was measured for its kind; the host needs some time to launch it. Card and host work side by
+side, so a phase lasts about as long as the slower of the two. Copies over the bus hide behind the phase that they run
+beside, as far as it lasts. The shares and the host's times (`Rates`) are fitted to steps measured on one card
+(bench/plan_fit.py) and carried over to others by their data sheets: an estimate there.
 """
 
 from __future__ import annotations
@@ -144,7 +144,8 @@ class Estimator:
         phases["optimizer"] = self._optimizer()
         bus = self._bus(phases)
         passes = [name for name in phases if name != "optimizer"]
-        if recipe.precision in ("amp-fp16", "fp16"):  # the scaler asks whether gradients are finite before the step
+        # the scaler asks whether gradients are finite before the step; bitsandbytes waits for every tensor's step
+        if recipe.precision in ("amp-fp16", "fp16") or recipe.optimizer == "adam8bit":
             groups = [passes, ["optimizer"]]
         else:
             groups = [[*passes, "optimizer"]]
@@ -186,7 +187,9 @@ class Estimator:
         ):  # fmt: skip
             rate[kernels.kind == kind] = ceiling
         moving = kernels.nbytes / (card.bandwidth_bytes * r.bandwidth)
-        return np.maximum(np.maximum(kernels.flops / rate, moving), r.kernel_seconds)
+        # a sum, not the larger one: small matrices reach a smaller share of the card's rate, and these are those that
+        # move many bytes for an operation
+        return np.maximum(kernels.flops / rate + moving, r.kernel_seconds)
 
     def _moving(self, nbytes: float) -> float:
         return nbytes / (self.card.bandwidth_bytes * self.rates.optimizer)
