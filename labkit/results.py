@@ -225,6 +225,7 @@ def _failure_text(report: Report, where: str) -> str:
         lines.append(f"  alive: {held}")
     if failure.nearest:
         lines.append("  nearest that fits: " + " · ".join(failure.nearest))
+    lines.append("  causes and changes: lab.diagnose(report), or in a terminal: labkit diagnose")
     return "\n".join([*lines, *(f"  note: {note}" for note in report.notes)])
 
 

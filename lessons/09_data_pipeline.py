@@ -1336,9 +1336,9 @@ print(
 # The cell below shows two of them: a loader with workers asks for batches that the loop has not seen yet, and a new
 # iterator draws a random number.
 #
-# **Every new length is slow once.** On a Hopper card PyTorch 2.11 asks cuDNN for attention first, and cuDNN makes a plan
-# for each shape that it has not seen (pytorch#155958, FunASR#3704: about a second for a step). This lesson switched it
-# off before it timed anything: `torch.backends.cuda.enable_cudnn_sdp(False)`. A few fixed widths help, too.
+# **Every new length is slow once.** On a Hopper card PyTorch 2.11 asks cuDNN for attention first, and cuDNN makes a
+# plan for each shape that it has not seen (pytorch#155958, FunASR#3704: about a second for a step). This lesson
+# switched it off before it timed anything: `torch.backends.cuda.enable_cudnn_sdp(False)`. A few fixed widths help, too.
 #
 # **The resumed run skips or repeats texts.** The place was taken from the sampler, which is ahead of the loop. Count
 # what was trained on. (`torchdata`'s `StatefulDataLoader` keeps this count for you.)
