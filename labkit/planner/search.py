@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 SHOWN = 3  # plans of an answer
 ALIKE = 0.03  # predicted speeds closer than this count as equal: the gentler recipe comes first
-CONFIRMED = 2  # exact predictions at most, where an estimate does not tell
+CONFIRMED = 36  # blocks at most in exact predictions, where an estimate does not tell and something surely fits
+WORTH = 0.1  # what such a prediction must promise to gain
 FEW = 2  # candidates that are predicted to name the nearest miss
 ROUGH = 0.68  # of a rough guess: no candidate needs less
 ENOUGH = 0.98  # of the best speed of a structure: the smallest batch that reaches it is taken
@@ -63,9 +64,9 @@ def fastest(
         found = _best_size(structure, card, room.fits, batch)
         if found is not None:
             sure.append(found)
-        elif not sure:
-            larger = _best_size(structure, card, room.may_fit, batch)
-            likely += [larger] if larger is not None else []
+        larger = _best_size(structure, card, room.may_fit, batch)
+        if larger is not None and larger != found:
+            likely.append(larger)
     return [_simpler(c, card, room) for c in ranked(sure, confirmed(likely, sure, card, room))[:shown]]
 
 
@@ -76,11 +77,16 @@ def _simpler(choice: Choice, card: Card, room: Room) -> Choice:
     return replace(choice, recipe=without, need=found) if room.fits(found) else choice
 
 
-def confirmed(likely: list[Choice], sure: list[Choice], card: Card, room: Room) -> list[Choice]:
-    """Of choices whose estimate does not tell, the fastest that fits by an exact prediction, if it is worth it."""
+def confirmed(
+    likely: list[Choice], sure: list[Choice], card: Card, room: Room, blocks: int = CONFIRMED
+) -> list[Choice]:
+    """Of choices whose estimate does not tell, the fastest that fits by an exact prediction, if it is worth it. Where
+    something surely fits, no more than `blocks` transformer blocks are followed for it."""
     best = max((c.tokens_per_second for c in sure), default=0.0)
-    for tried, choice in enumerate(sorted(likely, key=lambda c: -c.tokens_per_second)):
-        if choice.tokens_per_second <= (1 + ALIKE) * best or (sure and tried >= CONFIRMED):
+    followed = 0
+    for choice in sorted(likely, key=lambda c: -c.tokens_per_second):
+        followed += Shape.of(choice.recipe).layers
+        if choice.tokens_per_second <= (1 + WORTH) * best or (sure and followed > blocks):
             break
         found = exact_need(choice.recipe, card)
         if room.fits(found):
@@ -89,12 +95,13 @@ def confirmed(likely: list[Choice], sure: list[Choice], card: Card, room: Room) 
 
 
 def among(recipes: Iterable[Recipe], card: Card, room: Room) -> list[Choice]:
-    """The same choice among given recipes, each at its own size."""
+    """The same choice among given recipes, each at its own size, with time for exact predictions."""
     ones = [
         Choice("", number, recipe, need(recipe, card), estimate(recipe, card)) for number, recipe in enumerate(recipes)
     ]
     sure = [c for c in ones if room.fits(c.need)]
-    return ranked(sure, confirmed([c for c in ones if c not in sure and room.may_fit(c.need)], sure, card, room))
+    likely = [c for c in ones if c not in sure and room.may_fit(c.need)]
+    return ranked(sure, confirmed(likely, sure, card, room, blocks=8 * CONFIRMED))
 
 
 def largest_batch(structures: Iterable[tuple[str, Recipe]], card: Card, room: Room) -> list[Choice]:
