@@ -25,7 +25,8 @@ def picture(plan: Plan) -> Axes:
     nodes, rows = plan.tree, plan.grid
     height = STEP * (len(nodes) + 1) + CELL * (len(rows) + 0.75)
     with canvas.drawing(None, height=INCHES * height + TITLE) as ax:
-        ax.figure.set_layout_engine("none")  # words would push the axes together
+        figure: Any = ax.figure
+        figure.set_layout_engine("none")  # words would push the axes together
         ax.set_position((0.02, 0.01, 0.96, INCHES * height / (INCHES * height + TITLE) - 0.01))
         ax.set_xlim(0, 12)
         ax.set_ylim(0, height)
@@ -71,9 +72,9 @@ def _grid(ax: Any, rows: tuple[Row, ...], top: float) -> None:
         ax.text(0.0, y + 0.42, canvas.wrapped(row.value, 21), fontsize=SMALL, color="#444444", va="center")
         for column, cell in enumerate(row.cells):
             here = column == row.place
-            place = FIRST + COLUMN * column, y + 0.05
+            corner = FIRST + COLUMN * column, y + 0.05
             looks = {"facecolor": MARKED, "edgecolor": GREEN, "linewidth": 1.6} if here else {"facecolor": "white"}
-            ax.add_patch(Rectangle(place, COLUMN - 0.09, CELL - 0.1, **({"edgecolor": PALE} | looks)))
+            ax.add_patch(Rectangle(corner, COLUMN - 0.09, CELL - 0.1, **({"edgecolor": PALE} | looks)))
             ax.text(
                 FIRST + COLUMN * (column + 0.48), y + CELL / 2, canvas.wrapped(cell, 20), fontsize=SMALL, ha="center",
                 va="center", color=BLACK if here else "#666666",
