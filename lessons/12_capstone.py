@@ -396,20 +396,22 @@ ARMS = (
 )
 
 
-def trained(arm, **wanted):
-    """The rows of an arm by seed."""
-    found = {
-        seed: lab.reference("held-out loss", what=f"{arm}, seed {seed}", **wanted)
+def trained(arm, model=None):
+    """The rows of an arm by seed, all of one model."""
+    rows = {
+        seed: [
+            r
+            for r in lab.reference("held-out loss", what=f"{arm}, seed {seed}")
+            if model in (None, r["model"])
+        ]
         for seed in range(3)
     }
-    return {seed: rows[0] for seed, rows in found.items() if rows}
+    return {seed: found[0] for seed, found in rows.items() if found}
 
 
 truth = trained("fp32, AdamW")
-same = (
-    {"model": truth[min(truth)]["model"]} if truth else {}
-)  # losses of two models say nothing
-held_out = {arm: trained(arm, **same) for arm in ARMS}
+model = truth[min(truth)]["model"] if truth else None  # losses of two models say nothing
+held_out = {arm: trained(arm, model) for arm in ARMS}
 gaps = {
     arm: [
         100 * (r["value"] / truth[seed]["value"] - 1)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 
 import pytest
+
+# started in the background, pytest ignores Ctrl-C, and every process that it starts would, too
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers that each take every core get in each other's way
     os.environ.setdefault("OMP_NUM_THREADS", "1")
