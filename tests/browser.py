@@ -9,12 +9,15 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 import shutil
+import signal
+import socket
 import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,38 @@ FLAGS = (
 def executable() -> str | None:
     """The browser's path; None where there is none."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+@contextlib.contextmanager
+def jupyter(command: Callable[[int], Sequence[str]], folder: Path, own: Path, **more: str) -> Iterator[str]:
+    """The address of the server that ``command(port)`` starts in `folder`; its settings and its log lie in `own`, and
+    `more` are variables of its environment. It is ended afterwards. Its token is "course"."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = {f"JUPYTER_{name}_DIR": str(own / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")}
+    log = own / "lab.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command(port), cwd=folder, env={**os.environ, **settings, "HOME": str(own), **more},
+            stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            until = time.monotonic() + 120
+            while True:
+                assert process.poll() is None and time.monotonic() < until, log.read_text()[-3000:]
+                with contextlib.suppress(OSError):
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/api?token=course", timeout=5).close()
+                    break
+                time.sleep(0.3)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 @contextlib.contextmanager

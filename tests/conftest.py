@@ -16,6 +16,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # workers that each take every core get
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 NO_CARD = "needs a CUDA card: make test-gpu on a machine with one"
+FEWER = "needs more cards than this machine has: make test-gpu on one that has them"
 SHARED = "needs the card for itself: make test-gpu"
 GPU_ITEMS = pytest.StashKey[list[str]]()
 MODULES = pytest.StashKey[set[str]]()
@@ -32,9 +33,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     from labkit import machine
 
     reason = NO_CARD if not machine.has_gpu() else SHARED if "PYTEST_XDIST_WORKER" in os.environ else None
-    if reason:
-        for item in gpu:
-            item.add_marker(pytest.mark.skip(reason=reason))
+    for item in gpu:
+        marker = item.get_closest_marker("gpu")
+        enough = reason is None and marker.kwargs.get("cards", 1) <= machine.here().cards  # type: ignore[union-attr]
+        if not enough:
+            item.add_marker(pytest.mark.skip(reason=reason or FEWER))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -62,7 +65,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _unexpected() -> list[tuple[str, str]]:
-    return [(nodeid, reason) for nodeid, reason in _skipped if NO_CARD not in reason and SHARED not in reason]
+    return [(nodeid, why) for nodeid, why in _skipped if not any(known in why for known in (NO_CARD, FEWER, SHARED))]
 
 
 @pytest.fixture(autouse=True)

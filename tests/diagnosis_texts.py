@@ -392,7 +392,7 @@ MORE: list[tuple[str, str]] = [
     ('batch-search-compiles', 'I try doubling the batch until OOM to find the biggest batch; with torch.compile on it takes forever since it recompiles at every size'),
     ('accumulation-not-weighted', 'HF Trainer: why is the loss higher with grad accumulation 16 x batch 1 compared to batch 16 directly'),
     ('loaded-in-16-bits', 'transformers v5 changed something? SFT now converges to a higher loss than with 4.57. p.dtype is bfloat16 for all the weights'),
-    ('deepspeed-build', "Loading extension module cpu_adam...\nImportError: /root/.cache/torch_extensions/py311_cu121/cpu_adam/cpu_adam.so: cannot open shared object file: No such file or directory\nAttributeError: 'DeepSpeedCPUAdam' object has no attribute 'ds_opt_adam'"),
+    ('deepspeed-build', "Loading extension module cpu_adam...\nImportError: ~/.cache/torch_extensions/py311_cu121/cpu_adam/cpu_adam.so: cannot open shared object file: No such file or directory\nAttributeError: 'DeepSpeedCPUAdam' object has no attribute 'ds_opt_adam'"),
     ('offloaded-8bit', 'ValueError: \n                        Some modules are dispatched on the CPU or the disk. Make sure you have enough GPU RAM to fit\n                        the quantized model.'),
     ('activation-offload-slow', 'Offloading activations to CPU memory makes it fit, but my steps went from 0.8 s to 3.5 s'),
     ('memory-creep', 'Each epoch needs ~1GB more GPU memory than the epoch before, and epoch 6 fails with out of memory'),

@@ -13,19 +13,15 @@ import importlib.util
 import json
 import os
 import shutil
-import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
 import pytest
-from browser import Page, browser
+from browser import Page, browser, jupyter
 
 ROOT = Path(__file__).resolve().parents[1]
 LESSON = "00_environment"
@@ -55,35 +51,14 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}}  # or JupyterLab asks which
     nbformat.write(nbformat.v4.new_notebook(cells=[plan], metadata=kernel), course / "notebooks" / "plan.ipynb")
     (course / ".venv").symlink_to(sys.prefix)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    options = f"--no-browser --ip=127.0.0.1 --port={port} --ServerApp.port_retries=0 --IdentityProvider.token=course"
-    own = {f"JUPYTER_{name}_DIR": str(tmp_path / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")}
-    own |= {"HOME": str(tmp_path), "PYTHONPATH": str(course), "IPYTHONDIR": str(tmp_path / "ipython")}
-    log = (tmp_path / "lab.log").open("w+")
-    process = subprocess.Popen(
-        ["make", "--old-file=setup", "lab", f"LAB={options}"], cwd=course, env={**os.environ, **own},
-        stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
-    try:
-        until = time.monotonic() + 120
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/api?token=course", timeout=5).close()
-                break
-            except OSError:
-                log.seek(0)
-                assert process.poll() is None and time.monotonic() < until, log.read()[-3000:]
-                time.sleep(0.3)
-        yield f"http://127.0.0.1:{port}/lab/workspaces/NAME/tree/NAME.ipynb?token=course"
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-        log.close()
+
+    def command(port: int) -> list[str]:
+        own = f"--ip=127.0.0.1 --port={port} --ServerApp.port_retries=0 --IdentityProvider.token=course"
+        return ["make", "--old-file=setup", "lab", f"LAB=--no-browser {own}"]
+
+    more = {"PYTHONPATH": str(course), "IPYTHONDIR": str(tmp_path / "ipython")}
+    with jupyter(command, course, tmp_path, **more) as address:
+        yield f"{address}/lab/workspaces/NAME/tree/NAME.ipynb?token=course"
 
 
 def cell(text: str) -> str:

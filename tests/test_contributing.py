@@ -129,7 +129,7 @@ def test_what_a_card_measured_becomes_a_file(tmp_path: Path, monkeypatch: pytest
         {"kind": "begin", "lesson": "01_a", "session": "1", "machine": {"driver": "580.1"}},
         {"kind": "commit", "lesson": "01_a", "name": "peak", "value": 3.0},
         {**REPORT, "status": "oom", "name": "old"}, REPORT, {**REPORT, "tokens": 4096},
-        {**FACT, "driver": None, "note": "in /home/ada/course/work/x.py: 3 calls"},
+        {**FACT, "driver": None, "note": "in /home/ada/course/lessons/x.py: 3 calls"},
         {**FACT, "name": "on the processor", "source": "cpu"}, {**REPORT, "name": "guessed", "source": "predicted"},
         {**BASE, "kind": "claim", "key": "open", "verdict": None}, guess,
     ]  # fmt: skip

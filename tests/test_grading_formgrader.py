@@ -5,19 +5,14 @@ Pictures go to the folder in `PICTURES`, if that is set.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import socket
-import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browser import Page, browser, executable
+from browser import Page, browser, executable, jupyter
 from graded import LESSON
 from test_grading_manual import handed_in, of
 
@@ -35,32 +30,19 @@ def formgrader(tmp_path: Path) -> Iterator[str]:
     handed_in(tmp_path, "ada", "The logits and their gradient are alive together when the backward pass begins.")
     handed_in(tmp_path, "bob", EVIL)
     folder = manual.sync(tmp_path).folder
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    own = {f"JUPYTER_{name}_DIR": str(tmp_path / name.lower()) for name in ("CONFIG", "DATA", "RUNTIME")}
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"]
-    with (tmp_path / "lab.log").open("w") as log:
-        process = subprocess.Popen(
-            [*command, "--IdentityProvider.token=course"], cwd=folder, stdout=log, stderr=log, start_new_session=True,
-            env={**os.environ, **own, "HOME": str(tmp_path)},
-        )  # fmt: skip
-        try:
-            until = time.monotonic() + 120
-            while process.poll() is None and time.monotonic() < until:
-                with contextlib.suppress(OSError):
-                    urllib.request.urlopen(f"http://127.0.0.1:{port}/api?token=course", timeout=5).close()
-                    break
-                time.sleep(0.3)
-            assert process.poll() is None, (tmp_path / "lab.log").read_text()[-3000:]
-            yield f"http://127.0.0.1:{port}/formgrader?token=course"
-        finally:
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+
+    def command(port: int) -> list[str]:
+        options = [
+            "--no-browser",
+            "--allow-root",
+            "--ip=127.0.0.1",
+            f"--port={port}",
+            "--IdentityProvider.token=course",
+        ]
+        return [sys.executable, "-m", "jupyterlab", *options]
+
+    with jupyter(command, folder, tmp_path) as address:
+        yield f"{address}/formgrader?token=course"
 
 
 def link(text: str, where: str = "a") -> str:

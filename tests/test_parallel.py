@@ -18,8 +18,6 @@ WEIGHTS = 4 * DEPTH * WIDTH * (WIDTH + 1)  # bytes
 @pytest.fixture(scope="module")
 def two_cards() -> Iterator[launching.Ranks]:
     """Two ranks, each with a card of its own."""
-    if torch.cuda.device_count() < 2:
-        pytest.skip(f"needs two cards, and this machine has {torch.cuda.device_count()}")
     with launching.Ranks(2, imports=("labkit.parallel",)) as ranks:
         yield ranks
 
@@ -100,7 +98,7 @@ def test_what_is_held_counts_shared_storage_once() -> None:
     assert held == {"weights": 1024, "gradients": 1024, "optimizer state": 1024, "buckets": 0}
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(cards=2)
 def test_traffic_is_counted_and_gradients_are_those_of_one_process_on_two_cards(two_cards: launching.Ranks) -> None:
     for way in ("DDP", "DDP, views", "FSDP2"):
         for row in two_cards.run(traffic_and_gradients, way=way, timeout=60):
@@ -112,7 +110,7 @@ def test_traffic_is_counted_and_gradients_are_those_of_one_process_on_two_cards(
                 assert row["bytes"]["all_reduce"] == WEIGHTS == row["link_bytes"]
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(cards=2)
 def test_peaks_of_two_cards_are_what_their_ways_hold(two_cards: launching.Ranks) -> None:
     ways = ("one process", "DDP", "DDP, views", "FSDP2")
     rows = {way: two_cards.run(peak, way=way, budget=1024 * MiB, timeout=60) for way in ways}
@@ -127,7 +125,7 @@ def test_peaks_of_two_cards_are_what_their_ways_hold(two_cards: launching.Ranks)
     assert peaks["FSDP2"] < 0.8 * peaks["one process"]
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(cards=2)
 def test_running_out_of_memory_in_all_ranks_is_a_result_and_the_job_goes_on(two_cards: launching.Ranks) -> None:
     for row in two_cards.run(peak, way="DDP", budget=4 * WEIGHTS + 80 * MiB, timeout=60):
         assert row["status"] == "oom" and "out of memory" in row["message"]
@@ -135,7 +133,7 @@ def test_running_out_of_memory_in_all_ranks_is_a_result_and_the_job_goes_on(two_
         assert row["status"] == "ok"
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(cards=2)
 def test_ranks_that_hang_on_their_cards_are_ended(two_cards: launching.Ranks) -> None:
     def uneven() -> dict[str, Any]:
         place = parallel.join()
