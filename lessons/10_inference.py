@@ -359,7 +359,9 @@ if not cannot:
             if decode and new == 8:
                 first_call = time.perf_counter() - begun
     torch.backends.cuda.enable_cudnn_sdp(cudnn)
-    network = compiled = None
+    # the card is to be empty for what follows; a recorded graph holds its memory until it is forgotten
+    network = compiled = decode = cache = None
+    torch.compiler.reset()
 rows, token = [], {}
 for way in WAYS:
     row = lab.known(
