@@ -169,10 +169,13 @@ def provenance() -> dict:
 
 def import_without_cuda() -> None:
     """Import what the children need before forking them, so that they start in milliseconds. Some of it asks for the
-    card while it is imported (torchao its capability), after which no fork could use CUDA: it is told there is none."""
+    card while it is imported (torchao its capability), after which no fork could use CUDA: it is told there is none.
+    PyTorch remembers for good what followed from that answer about Triton, and no child could compile: it forgets it.
+    """
     from unittest import mock
 
     import torch
+    from torch.utils import _triton
 
     no_card = {"is_available": lambda: False, "device_count": lambda: 0}
     with mock.patch.multiple(torch.cuda, **no_card):
@@ -180,6 +183,9 @@ def import_without_cuda() -> None:
 
         transformers.GPT2LMHeadModel  # noqa: B018  loads the lazy module
         transformers.AutoModelForCausalLM  # noqa: B018
+    for kept in vars(_triton).values():
+        if hasattr(kept, "cache_clear"):
+            kept.cache_clear()
 
 
 def main() -> None:
