@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ import pytest
 from grading_samples import HOME, NAME, NUMBER, course, hand_in, solved
 
 from labkit import cli
-from labkit.grading import grader, occupied, outcomes, sandbox, single
+from labkit.grading import grader, occupied, outcomes, sandbox, scratch, single
 from labkit.grading.outcomes import ExerciseResult, SubmissionResult
 from labkit.units import UserError
 
@@ -177,6 +178,30 @@ def test_one_grader_at_a_time_and_a_dead_ones_lock_is_none(place, ran):
         other.wait()
     grader.grade(folder, out, home=home, options=QUICK)
     assert len(ran) == 2
+
+
+def test_folders_of_a_killed_grader_go_with_the_next_start_and_no_others(place, ran, tmp_path, monkeypatch):
+    folder, out, home = place
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    source = (
+        "import time\nfrom labkit.grading import scratch\nprint(scratch.make('trusted'), flush=True)\ntime.sleep(600)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(HOME), "TMPDIR": str(tmp_path)}
+    other = subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, env=environment, text=True)
+    try:
+        assert other.stdout is not None
+        theirs, mine = Path(other.stdout.readline().strip()), Path(scratch.make("trial"))
+        (theirs / "run").mkdir()
+        (tmp_path / f"{scratch.PREFIX}link").symlink_to(home)
+        grader.grade(folder, out, home=home, options=QUICK)
+        assert theirs.is_dir() and mine.is_dir(), "their makers are alive"
+    finally:
+        other.kill()
+        other.wait()
+    grader.grade(folder, out, home=home, options=QUICK)
+    assert not theirs.exists() and mine.is_dir() and (home / "lessons").is_dir()
+    scratch.remove(str(mine))
+    assert not [p for p in tmp_path.glob(f"{scratch.PREFIX}*") if not p.is_symlink()]
 
 
 @pytest.mark.parametrize("where", ["/proc/graded", "/dev/null", "/dev/null/graded"])

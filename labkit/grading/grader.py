@@ -27,6 +27,7 @@ from . import (
     occupied,
     outcomes,
     scores,
+    scratch,
     session,
     single,
     submissions,
@@ -54,6 +55,7 @@ def grade(
     occupied.apart(folder, out)
     found = intake.collect(folder)
     with occupied.only(out):
+        scratch.sweep()
         if options.walled:
             require()
         course = Course.read(home / "lessons", hidden or home / "instructor" / "hidden", home / "data")

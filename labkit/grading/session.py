@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import os
 import secrets
-import shutil
 import sys
 import tempfile
 import threading
@@ -22,7 +21,7 @@ from typing import Any
 
 from .. import places
 from ..units import UserError
-from . import hidden, lessons, matching, prying, running, scoring, slicing, wire
+from . import hidden, lessons, matching, prying, running, scoring, scratch, slicing, wire
 from .outcomes import ExerciseResult
 from .runner import Outcome, Runner, plain_launch
 from .slicing import Cell
@@ -39,7 +38,7 @@ class Trusted:
     def __init__(self, lesson: Path, folder: Path | None):
         self._lesson, self._folder = lesson, folder
         self._process: wire.Process | None = None
-        self._scratch = tempfile.mkdtemp(prefix="labkit-trusted-")
+        self._scratch = scratch.make("trusted")
         self._turn = threading.Lock()
 
     def ask(self, do: str, exercise: str, **fields: Any) -> dict[str, Any]:
@@ -70,7 +69,7 @@ class Trusted:
         if self._process is not None:
             self._process.kill()
             self._process = None
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        scratch.remove(self._scratch)
 
 
 def key_of(out: Path) -> bytes:
@@ -194,7 +193,7 @@ class Trial:
         self._trusted = Trusted(file, folder)
         found = folder / file.name if folder else None
         tests = hidden.load(found) if found and found.is_file() else {}
-        self._folder = tempfile.mkdtemp(prefix="labkit-trial-")
+        self._folder = scratch.make("trial")
         self._runner = Runner(plain_launch(Path(self._folder)), {"preload": modules(file, self.lesson, tests)})
 
     def exercise(self, exercise: str, source: str, *, seed: int = 0) -> ExerciseResult:
@@ -209,7 +208,7 @@ class Trial:
         """End both processes."""
         self._runner.close()
         self._trusted.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        scratch.remove(self._folder)
 
 
 _trials: dict[tuple[Path, Path | None], Trial] = {}
