@@ -10,8 +10,10 @@ from __future__ import annotations
 import ast
 import random
 import re
+import statistics
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -184,6 +186,33 @@ def test_hidden_inputs_are_new_for_each_seed_and_the_same_for_one(name: str) -> 
         assert made[0] == made[1] != made[2]
         assert [worth for _, worth in made[0]] == [worth for _, worth in made[2]]
         assert all(safely.plain(given) == given for given, _ in made[0]), f"{test.name}: inputs are not plain data"
+
+
+BUSY_SECONDS = 0.03  # that each way to the pretended card and back takes: more than the judge forgives a quiet machine
+
+
+@pytest.mark.parametrize(("what", "right"), [("the solution", True), ("takes the mean", False)])
+def test_a_busy_machine_makes_no_right_timer_wrong_and_no_wrong_one_right(what: str, right: bool) -> None:
+    name, exercise = "00_environment", "honest_timer"
+    test = hidden_tests(name)[exercise]
+    wrong = {a.what: a.source for a in answers(name) if a.exercise == exercise}
+    names: dict[str, Any] = {"time": time, "statistics": statistics}
+    exec(wrong.get(what, solutions(name)[exercise]), names)
+    case = list(test.cases(random.Random(3)))[2]
+    card = type(test).outside(case.given)  # type: ignore[misc]
+
+    def late(action: Callable[[], None]) -> Callable[[], None]:
+        def called() -> None:
+            time.sleep(BUSY_SECONDS)
+            action()
+            time.sleep(BUSY_SECONDS)
+
+        return called
+
+    seconds = names[exercise](late(card.launch), late(card.wait), case.given["repeats"])
+    verdict = test.judge(case.given, {"back": seconds, "seen": card.seen()})
+    assert verdict is True if right else "too long" in str(verdict)
+    assert seconds > 1.5 * statistics.median(case.given["outside"]["pattern"]), "it was busy indeed"
 
 
 # ------------------------------------------------------------------------------------------- scores

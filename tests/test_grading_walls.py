@@ -45,6 +45,7 @@ seen = {
     "secrets": [f for top in ("/course", "/home", "/tmp") for f in glob.glob(f"{top}/**/*00_env*", recursive=True)],
     "submissions": tried(lambda: os.listdir("@FOLDER@")),
     "processes": len([p for p in os.listdir("/proc") if p.isdigit()]),
+    "localhost": tried(lambda: socket.gethostbyname("localhost")), "passwords": os.path.exists("/etc/passwd"),
     "network": tried(connect), "interfaces": sorted(n for _, n in socket.if_nameindex()),
     "write labkit": tried(lambda: open("/course/labkit/checks.py", "a")),
     "write python": tried(lambda: open(os.__file__, "a")),
@@ -146,6 +147,7 @@ def test_what_can_be_seen_and_reached(runner: Runner, tmp_path: Any) -> None:
     assert found["secrets"] == []
     assert "FileNotFoundError" in found["submissions"]
     assert found["processes"] < 8
+    assert (found["localhost"], found["passwords"]) == ("127.0.0.1", False)
     assert "unreachable" in found["network"] and found["interfaces"] == ["lo"]
     for place in ("write labkit", "write python"):
         assert "Read-only" in found[place] or "Permission" in found[place], found[place]

@@ -10,13 +10,14 @@ from typing import Any
 from labkit.grading import hidden
 
 DEFAULT_REPEATS = 9  # of `honest_timer`
-SHORTER, LONGER = 0.95, 1.4  # what may lie between the true time and a right answer: a sleep ends late, never early
-MOST_LATE = 0.05  # seconds by which the card itself may be late on a busy machine
+SHORTER, LONGER = 0.95, 1.4  # of the true time, where the machine is quiet: a sleep ends late, never early
+SLACK = 1e-3  # seconds, for clocks that are read by two processes
 
 
 class HonestTimer(hidden.Exercise):
     """The card stands outside: nothing in the answer's process knows how long its calls take, and the card keeps its
-    own record. Where this machine was busy, a right timer may be late by as much as the card."""
+    own record. A right timer reads its clock after the card said something and before it is asked again, so the card
+    knows how late each timing can be, however busy the machine is."""
 
     name = "honest_timer"
 
@@ -39,28 +40,42 @@ class HonestTimer(hidden.Exercise):
 
     @staticmethod
     def outside(given: Any) -> Any:
-        """A card that takes its time: how many calls it was given, and how late each wait for it came back."""
+        """A card that takes its time: how many calls it was given, and how late the timing of each may be: from the
+        word before the call until the call came, and from the end of its work until the word after the wait."""
         import time
 
         first, pattern = given["outside"]["first"], given["outside"]["pattern"]
 
         class Card:
             def __init__(self) -> None:
-                self.calls, self.free_at, self.late = 0, 0.0, []
+                self.calls, self.free_at, self.late, self.waited = 0, 0.0, [], False
+                self.last = time.perf_counter()
 
             def launch(self) -> None:
+                now = self._asked()
                 duration = pattern[(self.calls - 1) % len(pattern)] if self.calls else first
                 self.calls += 1
-                self.free_at = max(self.free_at, time.perf_counter()) + duration
+                self.free_at = max(self.free_at, now) + duration
+                self.late.append(now - self.last)
+                self.last = time.perf_counter()
 
             def wait(self) -> None:
-                until = max(self.free_at, time.perf_counter())  # who comes later than the card does not make it late
-                while (left := until - time.perf_counter()) > 0:
+                self._asked()
+                while (left := self.free_at - time.perf_counter()) > 0:
                     time.sleep(left)
-                self.late.append(-left)
+                self.waited = True
+                self.last = time.perf_counter()
+
+            def _asked(self) -> float:
+                now = time.perf_counter()
+                if self.waited and self.late:
+                    self.late[-1] += now - self.free_at
+                self.waited = False
+                return now
 
             def seen(self) -> Any:
-                return {"calls": self.calls, "late": self.late}
+                self._asked()
+                return {"calls": self.calls, "late": self.late[-100:]}
 
         return Card()
 
@@ -77,13 +92,16 @@ class HonestTimer(hidden.Exercise):
         if type(seconds) not in (int, float):
             return f"returns a {type(seconds).__name__}; one number of seconds is asked for."
         repeats = given["repeats"] or DEFAULT_REPEATS
-        wanted = statistics.median(given["outside"]["pattern"])
-        late = statistics.median(card["late"][-repeats:]) if len(card["late"]) >= repeats else 0.0
-        late = min(late, MOST_LATE)
         if card["calls"] < repeats:
             return "makes fewer calls than were to be timed."
-        if SHORTER * wanted <= seconds <= LONGER * wanted + late:
+        pattern = given["outside"]["pattern"]
+        wanted = statistics.median(pattern)
+        numbers = range(card["calls"] - repeats, card["calls"])
+        true = [pattern[(n - 1) % len(pattern)] if n else wanted for n in numbers]
+        latest = statistics.median(t + late for t, late in zip(true, card["late"][-repeats:], strict=True))
+        most = max(LONGER * wanted, latest + SLACK)
+        if SHORTER * wanted <= seconds <= most:
             return True
-        if SHORTER * wanted <= seconds / 1000 <= LONGER * wanted + late:
+        if SHORTER * wanted <= seconds / 1000 <= most:
             return "the result is in milliseconds; seconds are asked for."
         return f"the time is too {'long' if seconds > wanted else 'short'}."

@@ -17,7 +17,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,13 +24,17 @@ from typing import Any
 
 from .. import places
 from ..units import UserError
-from . import guard, seccomp, wire
+from . import guard, scratch, seccomp, wire
 
 SHARED_BYTES = 256 * 2**20  # of /dev/shm, which is memory
 HOME = "/home/learner"
 COURSE = "/course"
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/sbin")
 FONTS = "/tmp/matplotlib"
+_NAMES = {  # what looks up "localhost", as launchers of several processes do
+    "/etc/hosts": "127.0.0.1 localhost\n::1 localhost\n",
+    "/etc/nsswitch.conf": "hosts: files\n",
+}
 INSTALL = "bubblewrap is not installed (apt install bubblewrap, or dnf install bubblewrap)"
 _FIRST_USER = 61_000  # of those that sandboxes run as; each has its own, for processes are counted by user
 _users = itertools.count()
@@ -100,7 +103,7 @@ class Sandbox:
     def launch(self, module: str) -> wire.Process:
         """Start ``python -m module`` in a sandbox of its own; it ends with `wire.Process.kill`."""
         if not self.walled:
-            folder = tempfile.mkdtemp(prefix="labkit-unwalled-")
+            folder = scratch.make("unwalled")
             self._folders.append(folder)
             return wire.Process([sys.executable, "-m", module], _outside(folder, self.threads), folder)
         # what lies under /tmp or the home (an environment, the course) is shown after those are made empty
@@ -113,23 +116,29 @@ class Sandbox:
     def close(self) -> None:
         """Remove what processes without walls left behind."""
         while self._folders:
-            shutil.rmtree(self._folders.pop(), ignore_errors=True)
+            scratch.remove(self._folders.pop())
 
 
 @contextlib.contextmanager
 def _handed(arguments: Sequence[str]) -> Iterator[tuple[list[str], list[int]]]:
-    """A command that reads these arguments and the filter of calls from pipes, and the pipes' ends for it."""
+    """A command that reads these arguments, the filter of calls and a few small files from pipes, and the pipes' ends
+    for it."""
     pipes: list[int] = []
+
+    def pipe_of(content: bytes) -> str:
+        reading, writing = os.pipe()
+        pipes.append(reading)
+        with os.fdopen(writing, "wb") as pipe:
+            os.set_blocking(pipe.fileno(), False)  # it holds 64 KiB, more than there will be
+            pipe.write(content)
+        return str(reading)
+
     try:
-        command = ["bwrap"]
-        filtered = seccomp.program(card=bool(_devices()))
-        for option, content in (("--args", "\0".join(arguments).encode() + b"\0"), ("--seccomp", filtered)):
-            reading, writing = os.pipe()
-            pipes.append(reading)
-            with os.fdopen(writing, "wb") as pipe:
-                os.set_blocking(pipe.fileno(), False)  # it holds 64 KiB, more than there will be
-                pipe.write(content)
-            command += [option, str(reading)]
+        command = ["bwrap", "--perms", "0755", "--dir", "/etc"]
+        for place, text in _NAMES.items():
+            command += ["--perms", "0644", "--file", pipe_of(text.encode()), place]
+        command += ["--args", pipe_of("\0".join(arguments).encode() + b"\0")]
+        command += ["--seccomp", pipe_of(seccomp.program(card=bool(_devices())))]
         yield command, pipes
     finally:
         for pipe_end in pipes:
