@@ -17,6 +17,7 @@ from multiprocessing import connection as wire
 from pathlib import Path
 from typing import Any
 
+from . import quiet
 from .launching import KEY, LEAVE_SECONDS
 
 
@@ -24,6 +25,7 @@ def main(port: int, folder: Path, imports: list[str]) -> int:
     """What each process runs: workers as they come, and at the end of the line the end of the process group."""
     for name in imports:
         importlib.import_module(name)
+    quiet.imports_are_no_garbage()
     rank = os.environ["RANK"]
     stack = open(folder / f"stack-{rank}", "w")  # noqa: SIM115 - for as long as the process lives
     if hasattr(faulthandler, "register"):

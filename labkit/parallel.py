@@ -49,6 +49,8 @@ _OPERATORS = {
     "send": "send",
 }
 
+WATCHDOG_SECONDS = 0.2  # two looks of NCCL's watchdog
+
 
 @dataclass(frozen=True)
 class Place:
@@ -166,14 +168,15 @@ class Side:
 
 
 def measured(
-    build: Callable[[], Callable[[], Any]], place: Place, *, budget: int | None = None, warmup: int = 4, steps: int = 8
+    build: Callable[[], Callable[[], Any]], place: Place, *, budget: int | None = None, warmup: int = 3, steps: int = 8
 ) -> dict[str, Any]:
     """Build a step in every rank and run it side by side; this rank's `Side` as plain values.
 
     ``build()`` makes everything and returns ``step()``. On a card the allocator may reserve `budget` bytes at most, and
     running out of memory is a result, provided that all ranks run out at the same place; where only one does, the
-    others wait for it, and the job's timeout ends them. Peaks are those of the last of `warmup` steps. Time is the
-    host's, from one point at which all ranks and cards are idle to the next, over `steps` steps.
+    others wait for it, and the job's timeout ends them. Time is the host's, from one point at which all ranks and cards
+    are idle to the next, over `steps` steps after `warmup` others. Peaks are those of one more step, once NCCL has let
+    go of what it held (`let_go`).
     """
     on_card = place.device.type == "cuda"
     if on_card:
@@ -191,21 +194,9 @@ def measured(
 
 
 def _run(build: Callable[[], Callable[[], Any]], place: Place, warmup: int, steps: int) -> Side:
-    on_card = place.device.type == "cuda"
     step = build()
-    for _ in range(warmup - 1):
+    for _ in range(warmup):
         step()
-    if on_card:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-    loss = step()
-    memory: dict[str, Any] = {}
-    if on_card:
-        torch.cuda.synchronize()
-        stats = torch.cuda.memory_stats()
-        for name in ("allocated", "requested", "reserved"):
-            memory[f"{name}_bytes"] = stats[f"{name}_bytes.all.peak"]
-        memory["device_bytes"] = machine.device_bytes()
     seconds = None
     if steps:
         idle(place)
@@ -214,8 +205,33 @@ def _run(build: Callable[[], Callable[[], Any]], place: Place, warmup: int, step
             step()
         idle(place)
         seconds = (time.perf_counter() - start) / steps
-    value = float(loss.detach()) if torch.is_tensor(loss) else None
-    return Side("ok", seconds=seconds, loss=value, **memory)
+    if place.device.type != "cuda":
+        return Side("ok", seconds=seconds, loss=_value(step()))
+    let_go(place)
+    torch.cuda.reset_peak_memory_stats()
+    loss = _value(step())
+    torch.cuda.synchronize()
+    stats = torch.cuda.memory_stats()
+    peaks = {f"{name}_bytes": stats[f"{name}_bytes.all.peak"] for name in ("allocated", "requested", "reserved")}
+    return Side("ok", seconds=seconds, loss=loss, device_bytes=machine.device_bytes(), **peaks)
+
+
+def _value(loss: Any) -> float | None:
+    return float(loss.detach()) if torch.is_tensor(loss) else None
+
+
+def let_go(place: Place) -> None:
+    """Wait until NCCL holds no tensors of collectives that are done.
+
+    PyTorch keeps what an asynchronous collective works on alive until its watchdog, which looks every 100 ms, has seen
+    that it is done, and another collective begins (ProcessGroupNCCL.cpp, ``shelvesToUnstash_``). When DDP has arranged
+    its buckets anew in the second step, the old ones live on until then: 4 bytes a parameter.
+    """
+    idle(place)
+    if place.world > 1 and place.backend == "nccl":
+        time.sleep(WATCHDOG_SECONDS)
+        dist.barrier()
+        torch.cuda.synchronize()
 
 
 def idle(place: Place) -> None:

@@ -14,7 +14,16 @@
 # first, so that two more processes import what they need while this one does
 from labkit import launching
 
-ranks = launching.Ranks(2, imports=("labkit.parallel", "transformers"))
+ranks = launching.Ranks(
+    2,
+    imports=(
+        "labkit.parallel",
+        "transformers.models.gpt2.modeling_gpt2",
+        "torch._dynamo",  # DDP imports it
+        "torch.distributed.fsdp",
+        "torch.distributed.pipelining",
+    ),
+)
 
 import contextlib
 import itertools
@@ -363,47 +372,6 @@ lab.settle(
 )
 
 # %% [markdown]
-# What did `accelerate launch` say? There were two processes, and each got half of the batches: the loader was sharded
-# as well. To shard the *model* instead, the same script runs with these lines in the file:
-#
-# ```yaml
-# distributed_type: FSDP
-# fsdp_config:
-#   fsdp_version: 2
-#   fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
-#   fsdp_transformer_layer_cls_to_wrap: GPT2Block
-#   fsdp_reshard_after_forward: true
-# ```
-#
-# DeepSpeed is a third way to shard. Its settings are a file, too, and the script stays the same.
-
-# %% name="launched"
-try:
-    said, _ = launched.communicate(timeout=120)
-except subprocess.TimeoutExpired:
-    launched.kill()
-    said, _ = launched.communicate()
-spoken = sorted(re.findall(r"^rank \d+ of .*$", said, re.MULTILINE))
-print("\n".join(spoken) or said[-1500:])
-
-zero = {
-    "train_micro_batch_size_per_gpu": 4,
-    "gradient_accumulation_steps": 1,
-    "bf16": {"enabled": half == torch.bfloat16},
-    "zero_optimization": {"stage": 3, "overlap_comm": True, "contiguous_gradients": True},
-}
-(lesson.folder / "11_zero3.json").write_text(json.dumps(zero, indent=1))
-print(
-    "\naccelerate launch --use_deepspeed --deepspeed_config_file 11_zero3.json --num_processes 2 train.py"
-)
-if extras.has("deepspeed"):
-    print(
-        f"DeepSpeed {extras.version('deepspeed')} is installed; this lesson does not measure it"
-    )
-else:
-    extras.missing("deepspeed", "the command above cannot run")
-
-# %% [markdown]
 # ### What DDP takes at full size
 #
 # Now GPT-2 with 124 million parameters and fused AdamW (which makes no copy of its own). First one process, in two
@@ -537,6 +505,50 @@ lab.settle(
 # So a rank of DDP needs up to 4 bytes a parameter more than one process, and views give them back only where the peak
 # is late: when activations are small, or in the last micro-batch of an accumulation. Switch them on anyway.
 #
+# ### What the launched job said
+#
+# The script that `accelerate launch` started has ended meanwhile. There were two processes, and each got half of the
+# batches: `prepare` sharded the loader as well. To shard the *model* instead, the same script runs with these lines in
+# the file:
+#
+# ```yaml
+# distributed_type: FSDP
+# fsdp_config:
+#   fsdp_version: 2
+#   fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+#   fsdp_transformer_layer_cls_to_wrap: GPT2Block
+#   fsdp_reshard_after_forward: true
+# ```
+#
+# DeepSpeed is a third way to shard. Its settings are a file, too, and the script stays the same.
+
+# %% name="launched"
+try:
+    said, _ = launched.communicate(timeout=120)
+except subprocess.TimeoutExpired:
+    launched.kill()
+    said, _ = launched.communicate()
+spoken = sorted(re.findall(r"^rank \d+ of .*$", said, re.MULTILINE))
+print("\n".join(spoken) or said[-1500:])
+
+zero = {
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": 1,
+    "bf16": {"enabled": half == torch.bfloat16},
+    "zero_optimization": {"stage": 3, "overlap_comm": True, "contiguous_gradients": True},
+}
+(lesson.folder / "11_zero3.json").write_text(json.dumps(zero, indent=1))
+print(
+    "\naccelerate launch --use_deepspeed --deepspeed_config_file 11_zero3.json --num_processes 2 train.py"
+)
+if extras.has("deepspeed"):
+    print(
+        f"DeepSpeed {extras.version('deepspeed')} is installed; this lesson does not measure it"
+    )
+else:
+    extras.missing("deepspeed", "the command above cannot run")
+
+# %% [markdown]
 # ### How much faster
 #
 # Both ranks train on batches of the same size as one process did. The longer step is the price of being two: gradients
@@ -736,9 +748,9 @@ class LossOnly(torch.nn.Module):
         return self.model(input_ids=tokens, labels=tokens).loss.unsqueeze(0)
 
 
-def host_seconds(step, repeats=15):
+def host_seconds(step, repeats=6):
     """Seconds of a step, both cards idle before and after; the peaks of both, in bytes."""
-    for _ in range(4):
+    for _ in range(2):
         step()
     for card in (0, 1):
         torch.cuda.synchronize(card)
@@ -907,7 +919,7 @@ def step_of_xl(dtype, offload, seq=1024):
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         return training_step(model, optimizer, tokens, amp=False)
 
-    return parallel.measured(build, place, budget=BUDGET, warmup=3, steps=2)
+    return parallel.measured(build, place, budget=BUDGET, warmup=2, steps=1)
 
 
 RECIPES = {
@@ -1074,16 +1086,17 @@ def piped(micro_batches, batch=8, seq=512):
 
         return step
 
-    return parallel.measured(build, place, budget=BUDGET)
+    return parallel.measured(build, place, budget=BUDGET, steps=6)
 
 
 def mapped(batch=8, seq=512):
     """One process, blocks 0 to 5 and the embedding on card 0, blocks 6 to 11 on card 1."""
     from accelerate import dispatch_model
 
-    model = lab.models.gpt2(
-        "gpt2", attention="sdpa", activation_function="gelu_pytorch_tanh"
-    ).train()
+    with torch.device("cuda:0"):
+        model = lab.models.gpt2(
+            "gpt2", attention="sdpa", activation_function="gelu_pytorch_tanh"
+        ).train()
     where = {"transformer.wte": 0, "transformer.wpe": 0, "transformer.drop": 0, "lm_head": 0}
     where |= {f"transformer.h.{i}": i // 6 for i in range(12)} | {"transformer.ln_f": 1}
     model = dispatch_model(model, where)
