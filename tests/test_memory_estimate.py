@@ -32,6 +32,7 @@ GRID: list[dict[str, Any]] = [
     {"precision": "amp-bf16", "batch": 32, "optimizer": "adam8bit"},
     {"precision": "bf16", "checkpoint": 2, "loss": "chunked", "accumulation": 3},
     {"precision": "bf16", "optimizer": "adamw8bit", "checkpoint": 1, "gradients": "host", "clip": 1.0},
+    {"precision": "bf16", "optimizer": "sgd", "checkpoint": 2, "gradients": "host", "loss": "in-place", "batch": 96},
     {"precision": "bf16", "gradients": "in-backward", "attention": "eager"},
     {"precision": "fp16", "offload": "optimizer+gradients", "checkpoint": 1, "loss": "in-place"},
     {"offload": "activations", "batch": 64, "optimizer": "sgd"},
@@ -49,7 +50,7 @@ def test_the_estimate_is_near_the_exact_prediction(model: str, fields: dict[str,
 
 
 def test_another_batch_or_optimizer_follows_no_step_again(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = Recipe.of(model=model, batch=16, seq=256, dropout=0.0)
+    recipe = Recipe.of(model=model, batch=17, seq=256, dropout=0.0)
     first = estimate.estimate(recipe, card="h200")
     estimate.estimate(recipe.changed(optimizer="sgd"), card="h200")
 
@@ -57,8 +58,8 @@ def test_another_batch_or_optimizer_follows_no_step_again(model: str, monkeypatc
         raise AssertionError("a short model was followed again")
 
     monkeypatch.setattr(estimate, "_followed", never)
-    more = estimate.estimate(recipe.changed(batch=40, optimizer="sgd", expandable_segments=True), card="h200")
-    assert more.allocated_bytes > 1.5 * first.allocated_bytes
+    more = estimate.estimate(recipe.changed(batch=32, optimizer="sgd", expandable_segments=True), card="h200")
+    assert more.allocated_bytes > 1.3 * first.allocated_bytes
     assert more.steady.reserved_bytes < 1.05 * more.steady.allocated_bytes
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ..recipes import Recipe
 
 BAND = (0.94, 1.06)  # of the exact prediction's allocated peak; tests/test_memory_estimate.py holds a grid to it
+LEAVING = 64 * MiB  # window of labkit.stepping.GradientsOnHost
 WINDOW = 512 * MiB  # twice what labkit.offload.Prefetching holds on the card
 COMPILED_BAND = (0.9, 1.2)
 ROUNDING = 1.0  # allocated over requested: below 1.01 in data/reference/memory-h200.jsonl above 4 GiB
@@ -118,16 +119,40 @@ def _plane(recipe: Recipe, which: Chip, whole: bool, step: int, layers: int, bat
                 runs = _profile(recipe, which, False, depth, tuple(batches)).places
                 corners[depth, one] = runs[place * recipe.accumulation + step]
     shared = set.intersection(*(set(corner) for corner in corners.values()))
+    if recipe.offload == "activations":  # the shorter model's blocks beyond its middle are other ones in the deeper
+        shared = {key for key in shared if _number(key[1]) < -(-depths[0] // 2)}
+    leaving = 0.0 if whole or recipe.gradients != "host" else _leaving(recipe, layers)
 
     def at(key: Key, depth: int) -> float:
         return _line(batches, [float(corners[depth, b][key]) for b in batches], batch)
 
-    return max(_line(depths, [at(key, depth) for depth in depths], layers) for key in shared)
+    return max(
+        _line(depths, [at(key, depth) for depth in depths], layers) + leaving * (key[0] in ("backward", "recompute"))
+        for key in shared
+    )
+
+
+def _leaving(recipe: Recipe, layers: int) -> float:
+    """Bytes of gradients on their way to the host: the window of `stepping.GradientsOnHost`, once there are as many."""
+    shallow = [_parameter_bytes(recipe, depth) for depth in (1, 2)]
+    return min(float(LEAVING), (shallow[1] - shallow[0]) * layers)
+
+
+@lru_cache(maxsize=256)
+def _parameter_bytes(recipe: Recipe, layers: int) -> int:
+    network = steps.network_of(
+        recipe.changed(compile="none", checkpoint=0), recipe.config(layers), torch.device("meta")
+    )
+    return sum(p.numel() * p.element_size() for p in network.parameters())
 
 
 def _batches(recipe: Recipe, batch: int) -> list[int]:
-    """Of the short models. Hooks leave small tensors on the card and hold others for a while: no straight line."""
-    return [batch] if recipe.offload == "activations" else [1, 2]
+    """Of the short models: powers of two on both sides, since kernels change with the size of their work. Of one
+    sequence some copies are views, and hooks leave small tensors on the card and hold others for a while: no line."""
+    if recipe.offload == "activations" or batch == 1:
+        return [batch]
+    below = 1 << (max(batch - 1, 2).bit_length() - 1)
+    return [below, 2 * below]
 
 
 def _depths(recipe: Recipe, layers: int, batch: int) -> list[int]:
@@ -137,7 +162,7 @@ def _depths(recipe: Recipe, layers: int, batch: int) -> list[int]:
     if recipe.offload == "activations":
         width = recipe.config().hidden_size
         saved = 34 * width * batch * recipe.seq * (1 if recipe.precision in steps.WEIGHTS else 2)
-        least = -(-int(WINDOW / saved) // every) * every if recipe.checkpoint == 0 else 8 * every
+        least = -(-(int(WINDOW / saved) + 2) // every) * every if recipe.checkpoint == 0 else 8 * every
     first = max(every, least)
     return [first, first + every] if layers > first + every else [layers]
 
@@ -199,14 +224,14 @@ def _profile(recipe: Recipe, which: Chip, whole: bool, layers: int, batches: tup
         tokens = [data.random_tokens(batch, recipe.seq, vocab=vocab, device=device) for batch in batches]
         step = steps.step_of(network, tokens[:1], recipe.changed(accumulation=1), backward_only=True)
         optimizer: Any = step.optimizer  # type: ignore[attr-defined]
+        if isinstance(optimizer, stepping.GradientsOnHost):
+            optimizer._window = 0  # a few blocks do not fill it: no straight line; `_leaving` puts it back
         hooks.append(step.hooks)  # type: ignore[attr-defined]
         count = 0
 
         def one_pass() -> None:
             nonlocal count
             if count % passes == 0:
-                if isinstance(optimizer, stepping.GradientsOnHost):
-                    optimizer._let_go(0)
                 optimizer.zero_grad(set_to_none=True)
             step([tokens[count // passes]])
             count += 1
@@ -278,6 +303,12 @@ def _key(phase: str, module: str) -> Key:
     """A place as the phase and either ``#`` with the number of the block, or the module outside of blocks."""
     found = re.search(r"\.(\d+)(\.|$)", module)
     return phase, f"#{found[1]}" if found else module
+
+
+def _number(place: str) -> int:
+    """How far a block is from its end, as `_ends` counts; 0 for what is no block."""
+    found = re.fullmatch(r"(?:first\+|last-)(\d+)", place)
+    return int(found[1]) if found else 0
 
 
 def _ends(key: Key, deepest: int) -> list[Key]:
