@@ -17,7 +17,7 @@ VENV := .venv/bin
 RECREATE := $(if $(filter command,$(origin PYTHON)),--recreate)
 CHROMIUM := $(shell command -v chromium chromium-browser google-chrome google-chrome-stable 2>/dev/null | head -n 1)
 .DEFAULT_GOAL := help
-.PHONY: help setup course lab test test-fast test-gpu test-grading lint notebooks solutions book test-browser bench-memory bench-capstone bench-plan bench-grading bench-robustness bench-overheads lock clean
+.PHONY: help setup course lab test test-fast test-gpu test-grading lint notebooks solutions book test-browser bench-memory bench-capstone bench-plan bench-grading bench-robustness bench-overheads bench-peers lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 26
@@ -87,6 +87,11 @@ bench-overheads: setup ## what measuring costs: the timing pass, the tracer's pa
 
 bench-plan: setup ## the planner's picks against a measured search, as a table
 	@$(VENV)/python bench/plan.py table
+
+bench-peers: setup ## this course's recipes against Trainer, TRL, torchao, DeepSpeed, Unsloth and Liger (needs a card, alone on it)
+	@$(VENV)/python bench/peers.py run
+	@$(VENV)/python bench/peers.py run --losses
+	@$(VENV)/python bench/peers.py table
 
 lock: ## resolve requirements.lock again from pyproject.toml (needs uv)
 	@"$(PYTHON)" tools/lock.py

@@ -15,6 +15,7 @@ from .front import pareto
 from .guessing import calibration
 from .peak import bars, waterfall
 from .plan import picture
+from .rates import rates
 from .step import HeatmapPair, heatmap, heatmap_pair, timeline
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "pareto",
     "picture",
     "png",
+    "rates",
     "show",
     "sweep",
     "timeline",
