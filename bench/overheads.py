@@ -13,6 +13,7 @@ take turns, so that a drifting clock hits both.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import subprocess
@@ -221,13 +222,13 @@ def main() -> None:
         print(f"{name} {more.get('what', '')}: {value:.4g} {unit}", flush=True)
 
     print(f"labkit {__version__}, {here.line()}")
-    for part in (passes, imports, runner):
-        if part.__name__ in wish.parts:
-            part(write)
-    if wish.run:
-        course(wish.run, write)
     out = wish.out or REFERENCE / f"overheads-{'cpu' if not here.card else machine.DEFAULT_CARD}.jsonl"
-    out.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    parts: list[Callable[..., None]] = [part for part in (passes, imports, runner) if part.__name__ in wish.parts]
+    if wish.run:
+        parts.append(functools.partial(course, wish.run))
+    for part in parts:
+        part(write)
+        out.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))  # kept if the next fails
 
 
 if __name__ == "__main__":
