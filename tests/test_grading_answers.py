@@ -8,6 +8,7 @@ score and the status that it must get, and what is wrong with it ("another way: 
 from __future__ import annotations
 
 import ast
+import math
 import random
 import re
 import statistics
@@ -17,12 +18,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jupytext
 import pytest
 from grading_samples import HOME, hand_in, lesson, notebook, solutions
 
+import labkit as lab
 from labkit import notebooks, safely
 from labkit.checks import Check
 from labkit.grading import grader, hidden, lessons, outcomes, running, sandbox, session, slicing
@@ -188,7 +191,7 @@ def test_hidden_inputs_are_new_for_each_seed_and_the_same_for_one(name: str) -> 
         assert all(safely.plain(given) == given for given, _ in made[0]), f"{test.name}: inputs are not plain data"
 
 
-BUSY_SECONDS = 0.03  # that each way to the pretended card and back takes: more than the judge forgives a quiet machine
+BUSY_SECONDS = 0.01  # that each way to the pretended card and back takes: more than the judge forgives a quiet machine
 
 
 @pytest.mark.parametrize(("what", "right"), [("the solution", True), ("takes the mean", False)])
@@ -199,20 +202,56 @@ def test_a_busy_machine_makes_no_right_timer_wrong_and_no_wrong_one_right(what: 
     names: dict[str, Any] = {"time": time, "statistics": statistics}
     exec(wrong.get(what, solutions(name)[exercise]), names)
     case = list(test.cases(random.Random(3)))[2]
-    card = type(test).outside(case.given)  # type: ignore[misc]
+    kept = [0.0]
+    card = hidden.stands_outside(test, case.given, lambda: kept[0])
 
-    def late(action: Callable[[], None]) -> Callable[[], None]:
-        def called() -> None:
-            time.sleep(BUSY_SECONDS)
-            action()
-            time.sleep(BUSY_SECONDS)
+    def busy(counts: bool) -> None:
+        began = time.perf_counter()
+        time.sleep(BUSY_SECONDS)
+        kept[0] += (time.perf_counter() - began) * counts
 
-        return called
+    def timed(counts: bool) -> float:
+        def late(action: Callable[[], None]) -> Callable[[], None]:
+            return lambda: (busy(counts), action(), busy(counts))[1]
 
-    seconds = names[exercise](late(card.launch), late(card.wait), case.given["repeats"])
-    verdict = test.judge(case.given, {"back": seconds, "seen": card.seen()})
+        seconds: float = names[exercise](late(card.launch), late(card.wait), case.given["repeats"])
+        return seconds
+
+    verdict = test.judge(case.given, {"back": timed(True), "seen": card.seen()})
     assert verdict is True if right else "too long" in str(verdict)
-    assert seconds > 1.5 * statistics.median(case.given["outside"]["pattern"]), "it was busy indeed"
+    card = hidden.stands_outside(test, case.given, lambda: kept[0])
+    verdict = test.judge(case.given, {"back": timed(False), "seen": card.seen()})
+    assert "too long" in str(verdict), "who sleeps is not kept waiting"
+
+
+STORES = {
+    ("03_gradient_checkpointing", "in_segments_of"): "def in_segments_of(blocks, x, every):\n"
+    "    for block in blocks:\n        x = block(x)\n    return x",
+    ("05_offload", "halves"): "def pack(tensor):\n    return tensor\n\ndef unpack(kept):\n    return kept",
+}
+
+
+@pytest.mark.grading
+@pytest.mark.parametrize(("name", "exercise"), STORES)
+@pytest.mark.parametrize("honest", [True, False])
+def test_a_forged_peak_is_not_believed(name: str, exercise: str, honest: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process of the answer says what was predicted; what it holds is seen from outside."""
+    test, task = hidden_tests(name)[exercise], lesson(name).task(exercise)
+    source = solutions(name)[exercise] if honest else STORES[name, exercise]
+    names = answered(name, task, source, set())
+    case = list(test.cases(random.Random(1)))[-1]
+    lengths = iter(case.given.get("chains", ()))
+
+    def forged(*_: Any, **__: Any) -> Any:
+        given = case.given
+        if exercise == "halves":
+            return SimpleNamespace(steady=SimpleNamespace(requested_bytes=0.5 * next(lengths) * 4 * 2048 * 4096))
+        tensors = math.ceil(given["blocks"] / given["every"]) + 2 + given["every"] * given["depth"]
+        return SimpleNamespace(steady=SimpleNamespace(requested_bytes=tensors * 4 * 16 * 2**20))
+
+    monkeypatch.setattr(lab, "measure", forged)
+    verdict = test.judge(case.given, safely.plain(hidden.tried(test, names, case.given)))
+    assert verdict is True if honest else "holds more" in str(verdict)
 
 
 # ------------------------------------------------------------------------------------------- scores

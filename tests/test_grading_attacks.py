@@ -96,7 +96,8 @@ ANSWERS: dict[str, dict[str, str]] = {
     },
     "waits_long": {  # what the card says of its own lateness is not for the answer to widen
         CODE: TIMER + "    import time\n    for _ in range(repeats + 1):\n        call()\n        wait()\n"
-        "    for _ in range(repeats):\n        time.sleep(0.2)\n        wait()\n    return 0.09",
+        "    for _ in range(repeats):\n        time.sleep(0.2)\n        call()\n        time.sleep(0.2)\n"
+        "        wait()\n    return 0.2",
     },
     "shares": {
         NUMBER: "import mmap\nproduct_rate = len(mmap.mmap(-1, 2**30))",

@@ -86,12 +86,12 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     made.close()
 
 
-def tried(runner: Runner, source: str, outside: str | None = None) -> Outcome:
+def tried(runner: Runner, source: str, outside: str | None = None, watched: bool = False) -> Outcome:
     """A code exercise answered with `source`."""
     return runner.run({
         "before": [], "answer": running.to_message([Piece(Cell("search", source, "answer"))])[0], "variable": "search",
         "seconds": 20, "probe": hidden.probe_source(Counted), "outside": outside or hidden.outside_source(Counted),
-        "cases": [wire.encode(case.given) for case in TEST.cases(None)],
+        "cases": [wire.encode(case.given) for case in TEST.cases(None)], "watched": watched,
     })  # fmt: skip
 
 
@@ -178,6 +178,19 @@ def test_only_named_functions_outside_can_be_called(runner: Runner) -> None:
         assert "sends something else than an answer" in outcome.tampered and judged(outcome) == [], name
 
 
+def test_what_a_watched_answer_holds_is_weighed_and_how_long_it_waits_is_known(runner: Runner) -> None:
+    taken = HONEST.replace("return", "import time\n    kept = b'x' * 2**26\n    time.sleep(0.2)\n    return")
+    outside = str(hidden.outside_source(Counted)).replace("given: Any)", "given: Any, waited: Any)")
+    outside = outside.replace("return self.asked", "return [self.asked, waited() > 0, waited() < 600]")
+    weighed = tried(runner, taken, outside, watched=True)
+    plain = tried(runner, HONEST, watched=True)
+    for found, least, most in ((weighed, 2**26, 2**28), (plain, 0, 2**26)):
+        (first, _) = [wire.decode(m["value"]) for m in found.values]
+        assert first["back"] == 3 and least <= first["held"] < most
+    assert wire.decode(weighed.values[0]["value"])["seen"] == [4, True, True]
+    assert "held" not in wire.decode(tried(runner, HONEST).values[0]["value"])
+
+
 def test_what_is_raised_outside_reaches_the_answer_and_its_time_is_limited(runner: Runner) -> None:
     raised = "def search(larger):\n    try:\n        larger('a')\n    except TypeError:\n        return 'raised'"
     assert [wire.decode(m["value"])["back"] for m in tried(runner, raised).values] == ["raised"] * 2
@@ -185,7 +198,7 @@ def test_what_is_raised_outside_reaches_the_answer_and_its_time_is_limited(runne
     assert [m["error"] for m in slow.values] == ["timeout"], "after a time limit the next case is not tried"
 
 
-@pytest.mark.parametrize("change", [("given: Any)", "given: Any, more: Any)"), ("return self.asked", "return 1 / 0")])
+@pytest.mark.parametrize("change", [("given: Any)", "given, more, most)"), ("return self.asked", "return 1 / 0")])
 def test_a_hidden_test_that_fails_says_so(runner: Runner, change: tuple[str, str]) -> None:
     outcome = tried(runner, HONEST, str(hidden.outside_source(Counted)).replace(*change))
     assert outcome.ending == "crashed" and "stands outside fails" in outcome.reason and not outcome.tampered
@@ -325,7 +338,8 @@ def test_the_filter_refuses_what_would_undo_the_walls(machine: str, arch: int) -
 def test_bubblewraps_command_line_says_nothing() -> None:
     if sandbox.why_not() is None:
         with sandbox._handed(["--setenv", "SECRET", "word"]) as (command, pipes):
-            assert len(pipes) == 2 and command == ["bwrap", "--args", str(pipes[0]), "--seccomp", str(pipes[1])]
+            assert len(pipes) == 4 and command[-4:] == ["--args", str(pipes[2]), "--seccomp", str(pipes[3])]
+            assert "SECRET" not in command and "word" not in command
 
 
 def test_the_graders_folders_are_not_seen_below_what_is_shown(tmp_path: Path) -> None:

@@ -10,14 +10,15 @@ from typing import Any
 from labkit.grading import hidden
 
 DEFAULT_REPEATS = 9  # of `honest_timer`
-SHORTER, LONGER = 0.95, 1.4  # of the true time, where the machine is quiet: a sleep ends late, never early
-SLACK = 1e-3  # seconds, for clocks that are read by two processes
+SHORTEST, LONGEST = 0.03, 0.12  # seconds of work: far enough apart that no number is right for all cases
+SHORTER, LONGER = 0.95, 1.2  # of the true time, where the machine is quiet: a sleep ends late, never early
+SLACK = 5e-3  # seconds besides
 
 
 class HonestTimer(hidden.Exercise):
     """The card stands outside: nothing in the answer's process knows how long its calls take, and the card keeps its
-    own record. A right timer reads its clock after the card said something and before it is asked again, so the card
-    knows how late each timing can be, however busy the machine is."""
+    own record. That record has how long both processes were kept waiting for a processor while a call was timed: a busy
+    machine costs a right timer nothing, and an answer that sleeps gains nothing by it."""
 
     name = "honest_timer"
 
@@ -27,51 +28,52 @@ class HonestTimer(hidden.Exercise):
         def case(first: float, pattern: list[float], repeats: int | None, because: str) -> hidden.Case:
             return hidden.case({"repeats": repeats, "outside": {"first": first, "pattern": pattern}}, because=because)
 
-        work = random.uniform(0.06, 0.072)  # long against what a busy machine adds to a call
+        works = [SHORTEST * (LONGEST / SHORTEST) ** random.random() for _ in range(4)]
+        work = works[0]
         yield case(work, [work], None, "The card queues its work, and nine timings are the default.")
-        slow = random.uniform(0.5, 0.7)
-        yield case(slow, [2 * work], 1, "The first call of this card is slow: is it counted, or still running?")
-        disturbed = [work] * 7 + [work * random.uniform(4, 7) for _ in range(2)]
+        work, slow = works[1], random.uniform(0.5, 0.7)
+        yield case(slow, [work], 1, "The first call of this card is slow: is it counted, or still running?")
+        work = works[2]
+        disturbed = [work] * 7 + [work + random.uniform(0.3, 0.5) for _ in range(2)]
         random.shuffle(disturbed)
         yield case(work, disturbed, 9, "Some calls were disturbed: which summary does not move?")
+        work = works[3]
         short = [work] * 4 + [work * random.uniform(0.05, 0.1) for _ in range(3)]
         random.shuffle(short)
         yield case(work, short, 7, "Some calls were oddly short: which summary does not move?")
 
     @staticmethod
-    def outside(given: Any) -> Any:
-        """A card that takes its time: how many calls it was given, and how late the timing of each may be: from the
-        word before the call until the call came, and from the end of its work until the word after the wait."""
+    def outside(given: Any, waited: Any) -> Any:
+        """A card that takes its time: how many calls it was given, and how late the timing of each may be, which goes
+        at most from the card's last word before the call to the first request after the wait."""
         import time
 
         first, pattern = given["outside"]["first"], given["outside"]["pattern"]
 
         class Card:
             def __init__(self) -> None:
-                self.calls, self.free_at, self.late, self.waited = 0, 0.0, [], False
-                self.last = time.perf_counter()
+                self.calls, self.free_at, self.late = 0, 0.0, []
+                self.word = self.start = waited()
+                self.over = self.closed = False
 
             def launch(self) -> None:
-                now = self._asked()
+                self._asked()
                 duration = pattern[(self.calls - 1) % len(pattern)] if self.calls else first
                 self.calls += 1
-                self.free_at = max(self.free_at, now) + duration
-                self.late.append(now - self.last)
-                self.last = time.perf_counter()
+                self.free_at = max(self.free_at, time.perf_counter()) + duration
+                self.late.append(0.0)
+                self.start, self.over, self.closed = self.word, False, False
+                self.word = waited()
 
             def wait(self) -> None:
                 self._asked()
                 while (left := self.free_at - time.perf_counter()) > 0:
                     time.sleep(left)
-                self.waited = True
-                self.last = time.perf_counter()
+                self.over, self.word = True, waited()
 
-            def _asked(self) -> float:
-                now = time.perf_counter()
-                if self.waited and self.late:
-                    self.late[-1] += now - self.free_at
-                self.waited = False
-                return now
+            def _asked(self) -> None:
+                if self.late and not self.closed:
+                    self.late[-1], self.closed = waited() - self.start, self.over
 
             def seen(self) -> Any:
                 self._asked()

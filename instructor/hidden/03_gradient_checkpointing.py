@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from random import Random
+from random import Random, SystemRandom
 from typing import Any
 
 from labkit import safely
@@ -12,13 +12,18 @@ from labkit.grading import hidden
 
 WIDTH = 4
 NEAR, REENTRANT = 0.4, 1  # tensors by which the peak may be off, and those that a reentrant checkpoint keeps besides
+PARTS, LOOKED_AT = 256, 8  # of the gradient, and how many of them are computed again
+TENSOR = 8 * 2**20  # bytes of one, where the step is really run
+BESIDES = 160 * 2**20  # bytes that a process may hold in that run besides its tensors: libraries and the like
 
 
 class InSegmentsOf(hidden.Exercise):
-    """Small blocks that keep a diary, and large ones whose peak is predicted."""
+    """Small blocks that keep a diary, and large ones whose peak is predicted, and whose memory is looked at from
+    outside while they really run."""
 
     name = "in_segments_of"
     seconds = 60.0
+    watched = True
     preload = ("labkit.memory.prediction",)
 
     def cases(self, random: Random) -> Iterator[hidden.Case]:
@@ -30,7 +35,9 @@ class InSegmentsOf(hidden.Exercise):
         count = random.randint(3, 6)
         yield hidden.case(self._small(random, count, count + random.randint(1, 5)), because="One segment is enough.")
         blocks, every = random.choice([(26, 3), (27, 4), (29, 3)])  # a last, shorter segment in each
-        yield hidden.case({"blocks": blocks, "every": every, "depth": 2}, because="What is kept was measured.")
+        large = {"blocks": blocks, "every": every, "depth": 2}
+        run = {"elements": TENSOR // 4, "parts": PARTS, "pace": random.uniform(0.5, 1.5)}
+        yield hidden.case({**large, **run}, because="What is kept was measured.")
 
     @staticmethod
     def _small(random: Random, count: int, every: int) -> dict[str, Any]:
@@ -61,6 +68,8 @@ class InSegmentsOf(hidden.Exercise):
     @staticmethod
     def probe(lesson: dict[str, Any], given: Any, outside: Any) -> Any:
         """Small blocks: result and gradients, or that backward fails; large ones: the predicted peak."""
+        import ctypes
+
         import torch
 
         import labkit as lab
@@ -98,7 +107,15 @@ class InSegmentsOf(hidden.Exercise):
 
             quick = {"repeats": 0, "trace": False, "nearest": False, "record": False, "stateless": True}
             report = lab.measure(experiment, card="h200", **quick)
-            return {"tensors": report.steady.requested_bytes / (4 * size)}
+            keep = getattr(ctypes.CDLL(None), "mallopt", None)
+            if keep is not None:
+                keep(-3, 2**20)  # M_MMAP_THRESHOLD of mallopt(3): tensors are given back to the system at once
+            x = torch.sin(torch.arange(given["elements"]) * given["pace"]).requires_grad_()
+            run([Deep() for _ in range(given["blocks"])], x, given["every"]).sum().backward()
+            return {
+                "tensors": report.steady.requested_bytes / (4 * size),
+                "sums": x.grad.view(given["parts"], -1).double().sum(1).tolist(),
+            }
         blocks = [Small(number, weight) for number, weight in enumerate(given["weights"])]
         start = torch.tensor(given["start"], requires_grad=True)
         out = run(blocks, start, given["every"])
@@ -115,7 +132,7 @@ class InSegmentsOf(hidden.Exercise):
     def judge(self, given: Any, result: Any) -> bool | str:
         back, diary = result["back"], result["seen"]
         if "weights" not in given:
-            return self._memory(given, safely.number(back["tensors"]))
+            return self._memory(given, safely.number(back["tensors"]), back["sums"], result["held"])
         if back["kind"] != "Tensor":
             return "returns no tensor: is there a `return`?"
         count, every = len(given["weights"]), given["every"]
@@ -151,11 +168,24 @@ class InSegmentsOf(hidden.Exercise):
         return all(torch.allclose(torch.tensor(f), r, atol=1e-5) for f, r in zip(found, right, strict=True))
 
     @staticmethod
-    def _memory(given: Any, tensors: float) -> bool | str:
+    def _memory(given: Any, tensors: float, found: list[float], held: int) -> bool | str:
         """The peak in tensors of the input's size: what one segment keeps, the inputs of the others, and three more
-        (the first input, and two gradients while backward passes through)."""
+        (the first input, and two gradients while backward passes through). No more may be held where the same step is
+        really run; its gradient, some parts of which are computed again, shows that it was."""
+        import torch
+
         every = min(given["every"], given["blocks"])
         right = math.ceil(given["blocks"] / every) - 1 + every * given["depth"] + 3
         if right - NEAR <= tensors <= right + REENTRANT + NEAR:
+            values = torch.sin(torch.arange(given["elements"]) * given["pace"]).view(given["parts"], -1)
+            for part in SystemRandom().sample(range(given["parts"]), LOOKED_AT):
+                y = x = values[part].requires_grad_()
+                for _ in range(given["blocks"] * given["depth"]):
+                    y = torch.tanh(y)
+                total = torch.autograd.grad(y.sum(), x)[0].double().sum().item()
+                if not math.isclose(found[part], total, rel_tol=1e-3):
+                    return "the gradient of a larger step is wrong."
+            if held > (right + REENTRANT + NEAR) * TENSOR + BESIDES:
+                return "a larger step holds more than with the segments asked for."
             return True
         return f"the peak of a step is {'higher' if tensors > right else 'lower'} than with the segments asked for."

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from random import Random
+from random import Random, SystemRandom
 from typing import Any
 
 from labkit import safely
 from labkit.grading import hidden
 
+LINKS, ELEMENTS = 50, 2 * 2**20  # of a chain that is really run
+PARTS, LOOKED_AT = 256, 8  # of its gradient, and how many of them are computed again
+BESIDES = 140 * 2**20  # bytes that a process may hold in that run besides its tensors: libraries and the like
 KEPT_AS_IT_IS = {"bool": 1, "int64": 8, "int32": 4, "float16": 2, "bfloat16": 2, "float64": 8}  # bytes of an element
 
 
 class Halves(hidden.Exercise):
-    """Single tensors of all dtypes, and a chain of operations on a card, predicted."""
+    """Single tensors of all dtypes, and a chain of operations: on a card, predicted, and really run, while the memory
+    of the process is looked at from outside."""
 
     name = "halves"
     seconds = 60.0
+    watched = True
     preload = ("labkit.memory.prediction",)
 
     def cases(self, random: Random) -> Iterator[hidden.Case]:
@@ -34,11 +39,14 @@ class Halves(hidden.Exercise):
         )
         yield hidden.case({"tensors": [tensor(dtype, 100.0, random.randint(1, 3)) for dtype in KEPT_AS_IT_IS]})
         chains = {"chains": [random.randint(3, 6), random.randint(9, 14)]}
+        chains |= {"links": LINKS, "elements": ELEMENTS, "parts": PARTS, "pace": random.uniform(0.5, 1.5)}
         yield hidden.case(chains, because="What a chain of operations keeps was measured.")
 
     @staticmethod
     def probe(lesson: dict[str, Any], given: Any) -> Any:
         """For each tensor: the bytes that are kept and what comes back; for chains: the predicted peak of each."""
+        import ctypes
+
         import torch
 
         import labkit as lab
@@ -74,7 +82,16 @@ class Halves(hidden.Exercise):
             return lab.measure(experiment, card="h200", **quick).steady.requested_bytes / (4 * height * width)
 
         if "chains" in given:
-            return [measured(length) for length in given["chains"]]
+            tensors = [measured(length) for length in given["chains"]]
+            keep = getattr(ctypes.CDLL(None), "mallopt", None)
+            if keep is not None:
+                keep(-3, 2**20)  # M_MMAP_THRESHOLD of mallopt(3): tensors are given back to the system at once
+            y = x = torch.sin(torch.arange(given["elements"]) * given["pace"]).requires_grad_()
+            with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+                for _ in range(given["links"]):
+                    y = torch.tanh(y)
+            y.sum().backward()
+            return {"tensors": tensors, "sums": x.grad.view(given["parts"], -1).double().sum(1).tolist()}
         found = []
         for one in given["tensors"]:
             tensor = torch.tensor(one["values"]).reshape(one["shape"]).to(getattr(torch, one["dtype"]))
@@ -89,10 +106,10 @@ class Halves(hidden.Exercise):
 
     def judge(self, given: Any, result: Any) -> bool | str:
         if "chains" in given:
-            return self._memory(given["chains"], result)
+            return self._memory(given, result["back"], result["held"])
         import torch
 
-        for one, told in zip(given["tensors"], result, strict=True):
+        for one, told in zip(given["tensors"], result["back"], strict=True):
             tensor = torch.tensor(one["values"]).reshape(one["shape"]).to(getattr(torch, one["dtype"]))
             complaint = self._one(tensor, one["dtype"], told)
             if complaint:
@@ -125,10 +142,23 @@ class Halves(hidden.Exercise):
         return "" if bool(near.all()) else "the values are further off than bfloat16 rounds."
 
     @staticmethod
-    def _memory(lengths: list[int], result: Any) -> bool | str:
-        """Each operation more keeps one more tensor: half of its fp32 size."""
-        short, long = (safely.number(tensors) for tensors in result)
-        each = (long - short) / (lengths[1] - lengths[0])
+    def _memory(given: Any, result: Any, held: int) -> bool | str:
+        """Each operation more keeps one more tensor: half of its fp32 size. Where a chain is really run, a few whole
+        tensors may be held besides; its gradient, some parts of which are computed again, shows that it was."""
+        import torch
+
+        short, long = (safely.number(tensors) for tensors in result["tensors"])
+        each = (long - short) / (given["chains"][1] - given["chains"][0])
         if math.isclose(each, 0.5, abs_tol=0.05):
+            values = torch.sin(torch.arange(given["elements"]) * given["pace"]).view(given["parts"], -1)
+            for part in SystemRandom().sample(range(given["parts"]), LOOKED_AT):
+                y = x = values[part].requires_grad_()
+                for _ in range(given["links"]):
+                    y = torch.tanh(y)
+                total = torch.autograd.grad(y.sum(), x)[0].double().sum().item()
+                if not math.isclose(result["sums"][part], total, rel_tol=0.05):
+                    return "the gradient of a longer chain is further off than bfloat16 rounds."
+            if held > (0.5 * given["links"] + 4) * 4 * given["elements"] + BESIDES:
+                return "a longer chain holds more than bfloat16 takes."
             return True
         return f"{'more' if each > 0.5 else 'less'} is kept for each operation than bfloat16 takes."

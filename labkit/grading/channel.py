@@ -77,9 +77,10 @@ class Line:
     def __init__(self, end: socket.socket):
         self._end = end
 
-    def messages(self, over: Callable[[], bool]) -> Iterator[dict[str, Any] | None]:
+    def messages(self, over: Callable[[], bool], every: Callable[[], float]) -> Iterator[dict[str, Any] | None]:
         """Each message as it comes, None for what is none. Ends when the process has closed its end, or when it is
-        `over`; raises `wire.TooMuch` for a line that is too long."""
+        `over`, which is asked when nothing has come for the seconds that `every` says; raises `wire.TooMuch` for a line
+        that is too long."""
         heard = b""
         while True:
             line, found, rest = heard.partition(b"\n")
@@ -89,7 +90,7 @@ class Line:
                 continue
             if len(heard) > wire.LINE_CAP:
                 raise wire.TooMuch
-            if not select.select([self._end], [], [], 0.2)[0]:
+            if not select.select([self._end], [], [], every())[0]:
                 if over():
                     return
                 continue

@@ -6,10 +6,9 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from ..units import show_bytes
-from . import cgroups, wire
+from . import cgroups, weighing, wire
 
 
 class Watched(wire.Process):
@@ -57,12 +56,11 @@ def taken(top: int) -> tuple[int, int]:
         if not entry.isdigit():
             continue
         try:
-            lines = Path(f"/proc/{entry}/status").read_text(errors="replace").splitlines()
+            found = weighing.status(int(entry))
         except OSError:  # it has ended
             continue
-        found = dict(line.split(":", 1) for line in lines if ":" in line)
         children.setdefault(int(found["PPid"]), []).append(int(entry))
-        sizes[int(entry)] = sum(1024 * int(found.get(part, "0").split()[0]) for part in ("RssAnon", "RssShmem"))
+        sizes[int(entry)] = weighing.held(found)
     total, below = 0, [top]
     for process in below:
         total += sizes.get(process, 0)

@@ -55,9 +55,15 @@ argument of the answer hides. What a judge must be able to believe stands outsid
 
 ``outside`` makes an object in another process, of whose inputs the part under the key ``outside`` never enters that of
 the answer. The probe's third argument calls its functions, with plain data. The judge's ``result`` is then a dict:
-``back`` is what the probe returned, ``seen`` what the object's ``seen()`` says of the case in the end. A peak that is
-measured or predicted while the answer runs cannot stand outside: have other cases beside it, which a forged number does
-not help.
+``back`` is what the probe returned, ``seen`` what the object's ``seen()`` says of the case in the end. An
+``outside(given, waited)`` is given a function, too: the seconds that the answer's process and its own have so far been
+kept waiting for a processor.
+
+A peak that is measured or predicted in the probe is a number that the answer's process says. With ``watched = True``
+that process is looked at from outside while a case runs, and ``held`` of the result (again a dict, with ``back``) is
+the most memory that it was seen to hold, in bytes, beyond what it began with: let the probe do the same with real
+tensors, and have the judge ask for both, the prediction near the right number and ``held`` below what a wrong answer
+would take. ``held`` has what libraries take besides, and may miss a short peak: leave room.
 
 Numbers, choices and written answers need no class: the lesson's own check cell scores them, in a process that the
 learner's code never runs in.
@@ -67,8 +73,10 @@ from __future__ import annotations
 
 import abc
 import ast
+import contextlib
 import importlib.util
 import inspect
+import os
 import random as randomness
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -77,6 +85,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..units import UserError
+from . import weighing
 from .outcomes import ExerciseResult
 from .relay import OUTSIDE
 
@@ -97,12 +106,14 @@ def case(given: Any, *, worth: float = 1.0, because: str = "") -> Case:
 
 class Exercise(abc.ABC):
     """The hidden test of one code exercise; see the module's text. ``seconds`` is the time that one case may take;
-    ``preload`` names modules to import once, before the processes of the answers are forked."""
+    ``preload`` names modules to import once, before the processes of the answers are forked; ``watched``: whether the
+    memory of the answer's process is looked at."""
 
     name = ""
     seconds = 20.0
     preload: tuple[str, ...] = ()
-    outside: ClassVar[Callable[[Any], Any] | None] = None
+    watched: ClassVar[bool] = False
+    outside: ClassVar[Callable[..., Any] | None] = None
 
     @abc.abstractmethod
     def cases(self, random: randomness.Random) -> Iterable[Case]:
@@ -153,7 +164,10 @@ def probe_source(kind: type[Exercise]) -> str:
 def outside_source(kind: type[Exercise]) -> str | None:
     """The source of what a class keeps outside the answer's process; None where it keeps nothing there. Raises as
     above."""
-    return _source_of(kind, "outside", ["given"]) if kind.outside else None
+    if kind.outside is None:
+        return None
+    more = ["waited"] if kind.outside.__code__.co_argcount > 1 else []  # type: ignore[attr-defined]
+    return _source_of(kind, "outside", ["given", *more])
 
 
 def _source_of(kind: type[Exercise], name: str, arguments: list[str]) -> str:
@@ -207,11 +221,23 @@ def try_answer(
 
 def tried(test: Exercise, lesson: dict[str, Any], given: Any) -> Any:
     """What a judge gets of one case when everything runs in this process: to try a hidden test."""
-    if test.outside is None:
-        return type(test).probe(lesson, given)
-    apart = type(test).outside(given)  # type: ignore[misc]
-    inputs = {k: v for k, v in given.items() if k != OUTSIDE}
-    return {"back": type(test).probe(lesson, inputs, apart), "seen": apart.seen()}
+    probe, scale = type(test).probe, weighing.Scale(os.getpid(), os.getpid())
+    with weighing.weighed(scale) if test.watched else contextlib.nullcontext():
+        if test.outside is None:
+            found = {"back": probe(lesson, given)}
+        else:
+            apart = stands_outside(test, given, lambda: weighing.waited(os.getpid()))
+            inputs = {k: v for k, v in given.items() if k != OUTSIDE}
+            found = {"back": probe(lesson, inputs, apart), "seen": apart.seen()}
+    if test.watched:
+        found["held"] = scale.peak
+    return found if len(found) > 1 else found["back"]
+
+
+def stands_outside(test: Exercise, given: Any, waited: Callable[[], float]) -> Any:
+    """The object of a case that stands outside, made in this process."""
+    made: Any = type(test).outside
+    return made(given, *((waited,) if made.__code__.co_argcount > 1 else ()))
 
 
 def share(cases: Sequence[Case], right: Sequence[bool]) -> float:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from .. import safely
-from . import wire
+from . import weighing, wire
 from .channel import Line
 
 OUTSIDE = "outside"  # the key of a case's inputs that stay here
@@ -24,6 +24,7 @@ BEFORE = ("blank", "end", "failed", "note", "started", "tampered", "uncallable",
 RESULTS = ("blank", "failed", "result", "unreadable")  # of one case
 BESIDE = ("end", "note", "tampered")
 _BROKEN = "the part of the hidden test that stands outside fails: {0!r}"
+IDLE_SECONDS = 0.2  # between two looks whether the process has ended
 MOST_CALLS = 100_000  # of what is outside, in one case
 
 
@@ -48,10 +49,13 @@ class Broken(Exception):
 
 
 class Case:
-    """One case while it runs: what the answer's process is given of it, and what stays outside."""
+    """One case while it runs: what the answer's process is given of it, what stays outside, and the `scale` that
+    weighs the process, where the case is watched."""
 
-    def __init__(self, given: Any, source: str | None):
-        self._calls, self._apart = 0, None
+    def __init__(
+        self, given: Any, source: str | None, waited: Callable[[], float], scale: weighing.Scale | None = None
+    ):
+        self._calls, self._apart, self.scale = 0, None, scale
         if source is None:
             self.inputs = given
             return
@@ -60,7 +64,8 @@ class Case:
             whole = wire.decode(given)
             self.inputs = wire.encode({k: v for k, v in whole.items() if k != OUTSIDE})
             exec(compile(source, "<outside>", "exec"), space)
-            self._apart = space["outside"](whole)
+            more = (waited,) if space["outside"].__code__.co_argcount == 2 else ()
+            self._apart = space["outside"](whole, *more)
         except Exception as error:
             raise Broken(_BROKEN.format(error)) from error
 
@@ -78,10 +83,11 @@ class Case:
 
     def seen(self, value: Any) -> Any:
         """The result as the judge gets it: with what was seen outside, where there is something."""
+        more = [["held", self.scale.peak]] if self.scale else []
         if self._apart is None:
-            return value
+            return {"d": [["back", value], *more]} if more else value
         try:
-            return {"d": [["back", value], ["seen", wire.encode(safely.plain(self._apart.seen()))]]}
+            return {"d": [["back", value], ["seen", wire.encode(safely.plain(self._apart.seen()))], *more]}
         except safely.NotPlain:
             raise
         except Exception as error:
@@ -101,7 +107,7 @@ class Relay:
     def run(self) -> int:
         """Listen until the process has ended; returns its status. What it started and left behind is ended, too."""
         try:
-            for message in self._line.messages(self._over):
+            for message in self._line.messages(self._over, self._patience):
                 self._heard(message or {})
         except (wire.TooMuch, Forged, Broken) as problem:
             self._say({wire.TooMuch: "flood", Forged: "forged"}.get(type(problem), "broken"), text=str(problem))
@@ -118,7 +124,15 @@ class Relay:
                 if process:
                     end(process, signal.SIGKILL)
 
+    def _waited(self) -> float:
+        return weighing.waited(self._child, os.getpid())
+
+    def _patience(self) -> float:
+        return weighing.EVERY_SECONDS if self._case and self._case.scale else IDLE_SECONDS
+
     def _over(self) -> bool:
+        if self._case and self._case.scale:
+            self._case.scale.look()
         if self._status is None:
             ended, status = os.waitpid(self._child, os.WNOHANG)
             self._status = status if ended else None
@@ -156,5 +170,6 @@ class Relay:
         if "given" not in found:
             self._line.send(done=True)
             return
-        self._case = Case(found["given"], found.get("outside"))
+        scale = weighing.Scale(self._child, os.getpid()) if found.get("watched") else None
+        self._case = Case(found["given"], found.get("outside"), self._waited, scale)
         self._line.send(given=self._case.inputs)

@@ -26,6 +26,7 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {  # of each kind of message, 
     "uncallable": {"shown": _TEXT}, "undefined": {}, "unreadable": {"text": _TEXT},
     "value": {"value": (object,), "shown": _TEXT},
 }  # fmt: skip
+_BESIDE = ("outside", "watched")  # of a request: for the process beside the answer's
 _FORGED = "sends something else than an answer"
 
 
@@ -58,13 +59,13 @@ class Runner:
         """Run one exercise. Raises `wire.Gone` when the process cannot be started at all.
 
         ``cases`` of the request are sent one by one, each when the result of the one before it has come, together with
-        ``outside``, the source of what must not be in the answer's process.
+        ``outside``, the source of what must not be in the answer's process, and whether it is ``watched``.
         """
         outcome = Outcome()
         process = self._ready()
         began = time.monotonic()
         try:
-            process.send({k: v for k, v in request.items() if k not in ("cases", "outside")})
+            process.send({k: v for k, v in request.items() if k not in ("cases", *_BESIDE)})
             self._listen(process, request, outcome)
         except wire.Late:
             outcome.ending, outcome.reason = "timeout", f"not done after {request['seconds']:g} s"
@@ -85,7 +86,8 @@ class Runner:
 
     def _listen(self, process: wire.Process, request: dict[str, Any], outcome: Outcome) -> None:
         bytes_left, lines_left = MOST_BYTES, MOST_LINES
-        cases = [{"given": given, "outside": request.get("outside")} for given in request.get("cases", ())]
+        beside = {k: request.get(k) for k in _BESIDE}
+        cases = [{"given": given, **beside} for given in request.get("cases", ())]
         parts = 1 + len(cases)  # whatever the answer says of itself, it ends at the last of these
         deadline = time.monotonic() + PRELUDE_SECONDS + GRACE
         last = deadline + parts * (request["seconds"] + GRACE)

@@ -155,7 +155,8 @@ def _run(
         "seconds": test["seconds"] if test else seconds,
     }
     if test:
-        request |= {"probe": test["probe"], "cases": [c["given"] for c in test["cases"]], "outside": test["outside"]}
+        request |= {"probe": test["probe"], "cases": [c["given"] for c in test["cases"]]}
+        request |= {"outside": test["outside"], "watched": test["watched"]}
     wanted = slicing.keys_of(test["probe"], "lesson") - {task.variable} if test else set()
     with contextlib.suppress(SyntaxError, ValueError, RecursionError):  # running it says what is wrong with it
         wanted |= slicing.needs(sheet[at].source)

@@ -90,7 +90,7 @@ def answer(judge: Judge, request: dict[str, Any]) -> dict[str, Any]:
         test = judge.tests[exercise]
         cases = [{"given": wire.encode(safely.plain(c.given)), "worth": c.worth, "because": c.because} for c in found]
         probe, outside = hidden.probe_source(type(test)), hidden.outside_source(type(test))
-        return {"cases": cases, "probe": probe, "outside": outside, "seconds": test.seconds}
+        return {"cases": cases, "probe": probe, "outside": outside, "watched": test.watched, "seconds": test.seconds}
     if do == "judge":
         return {"verdicts": judge.judge(exercise, request["seed"], [wire.decode(r) for r in request["results"]])}
     raise ValueError(f"cannot {do}")
