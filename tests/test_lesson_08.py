@@ -318,6 +318,20 @@ def test_the_numbers_of_exercise_3() -> None:
     assert 24 * 2 * 16384**2 == 12 * 2**30
 
 
+def test_the_longest_texts_of_each_way_give_an_exponent() -> None:
+    """Three that fit, each twice as long as the one before; eager and top-k run out at their last length."""
+    source = cells()["attention"]
+    table = next(
+        node.value
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "LENGTHS"
+    )
+    for way, lengths in ast.literal_eval(table).items():
+        first, second, third = lengths[-4:-1] if way in ("eager", "top-k") else lengths[-3:]
+        assert second == 2 * first and third == 2 * second, way
+    assert all(4096 in ast.literal_eval(table)[way] for way in ("full", "eager", "top-k"))  # what is compared
+
+
 def test_an_exponent_comes_without_its_constant() -> None:
     names = functions("exponents")
 
