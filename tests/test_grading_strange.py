@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
+import time
 from types import SimpleNamespace
 
+import grading_samples as samples
 import pytest
+from grading_samples import NAME, hand_in
 
-from labkit.grading import grader, intake, outcomes, prying, scores, single, submissions
+from labkit.grading import grader, intake, outcomes, prying, reading, scores, single, submissions
 from labkit.grading.outcomes import ExerciseResult, SubmissionResult
 
 
@@ -88,6 +92,50 @@ def test_links_are_nobodys_hand_in(tmp_path):
         ("mal", True),
     ]
     assert [(o.path, o.reason.split(";")[0]) for o in found.left_out] == [("eve", "a link"), ("mal/linked", "a link")]
+
+
+def test_what_costs_more_to_read_than_a_notebook_is_not_read(tmp_path, monkeypatch, recwarn):
+    """A file with holes, JSON of nothing but values, metadata of megabytes, cells there a hundred times."""
+    course = {NAME: samples.lesson()}
+    whole = json.dumps(samples.solved())
+    hand_in(tmp_path, "bomb", f'{whole[:-1]}, "x": [{"[]," * 500_000} 0]}}')
+    hand_in(tmp_path, "holes", "x")
+    hand_in(tmp_path, "holes", b"x", f"{NAME}.labkit.zip")
+    for file in (tmp_path / "holes").iterdir():
+        os.truncate(file, 2**42)
+    many = json.loads(whole)
+    many["metadata"]["x"] = many["cells"][0]["metadata"]["x"] = ["x"] * 100_000
+    many["cells"] += [c for c in many["cells"] if c["id"] == samples.NUMBER] * 50
+    hand_in(tmp_path, "many", many)
+    monkeypatch.setattr(reading, "_SMALL", 2**20)
+    monkeypatch.setattr(reading, "MOST_VALUES", 900_000)
+    began = time.monotonic()
+    found = [submissions.open_one(entry, course) for entry in intake.collect(tmp_path).entries]
+    assert time.monotonic() - began < 60
+    assert {(s.entry.student, s.unreadable) for s in found} == {
+        ("bomb", "holds more than 900,000 values, which no notebook has"),
+        ("holes", "larger than 512 MiB"), ("holes", f"{NAME}.labkit.zip: larger than 24.0 MiB"), ("many", ""),
+    }  # fmt: skip
+    assert found[-1].saved.metadata == {} and not recwarn.list
+    assert [s.digest for s in found] == [submissions._digest_of(s.entry) for s in found]
+
+
+def test_values_are_counted_outside_of_texts():
+    texts = json.dumps({"a": ["[,{" * 1000, '\\"[[[', "\\\\", '"'], "b": 1}).encode()
+    assert reading.values(texts, 100) < 25 < reading.values(texts.replace(b'"', b""), 100)
+    assert reading.values(b'{"a": "never ends, [[[' + b"[" * 200, 100) < 10
+    assert reading.values(b"[" * 200, 100) > 100
+
+
+def test_of_two_lessons_in_one_file_that_counts_by_which_it_is_called(tmp_path):
+    other = "01_baseline_oom"
+    both = json.loads(json.dumps(samples.solved()))
+    both["cells"] += json.loads(json.dumps(samples.notebook(other)))["cells"]
+    course = {NAME: samples.lesson(), other: samples.lesson(other)}
+    for name in (NAME, other):
+        hand_in(tmp_path, "ada", both, f"{name}.ipynb")
+    found = [submissions.open_one(entry, course) for entry in intake.collect(tmp_path).entries]
+    assert [(s.lesson, s.unreadable) for s in found] == [(NAME, ""), (other, "")]
 
 
 def test_what_no_parser_takes_is_unreadable(tmp_path, monkeypatch):

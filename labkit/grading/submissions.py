@@ -7,26 +7,19 @@ changed, deleted, stripped or faked is found on the way.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from .. import bundles, notebooks
 from ..units import UserError
-from . import matching
+from . import matching, reading
 from .intake import Entry, safe
 from .lessons import Lesson
 from .outcomes import Finding
 from .slicing import Cell
-
-FILE_BYTES = 512 * 2**20  # of a notebook; larger is not opened
-OUTPUT_BYTES = 4 * 2**20  # of one cell's saved output that are kept
-MOST_CELLS = 1000  # the largest lesson has fewer than 60
-SOURCE_CHARACTERS = 2 * 10**6  # of all code cells together; a lesson has fewer than 80,000
 
 
 @dataclass(frozen=True)
@@ -96,7 +89,7 @@ def open_one(entry: Entry, course: Mapping[str, Lesson]) -> Submission:
 def _opened(entry: Entry, stem: str, course: Mapping[str, Lesson]) -> Submission:
     """`open_one`, which keeps what it raises to this file."""
     content, digest, bundle = _read(entry)
-    saved = _parse(content)
+    saved = reading.notebook(content)
     name, findings = _which(saved, stem, bundle.lesson if bundle else "", course)
     lesson = course[name]
     findings += _version(lesson, bundle)
@@ -131,60 +124,18 @@ def _read(entry: Entry) -> tuple[bytes, str, bundles.Bundle | None]:
     if entry.bundled:
         bundle = bundles.read(file)
         return bundle.notebook, _digest_of(entry), bundle
-    try:
-        if file.stat().st_size > FILE_BYTES:
-            raise UserError(f"larger than {FILE_BYTES // 2**20} MiB")
-        return file.read_bytes(), _digest_of(entry), None
-    except OSError as error:
-        raise UserError(f"cannot be read: {error.strerror or error}") from error
+    return reading.content(file), _digest_of(entry), None
 
 
 def _digest_of(entry: Entry) -> str:
-    """What is in a file, in short; nothing for one that is not to be read, or cannot be."""
-    if entry.linked or not entry.file.is_file():
-        return ""
-    found = hashlib.sha256()
-    with contextlib.suppress(OSError), entry.file.open("rb") as opened:
-        while block := opened.read(2**20):
-            found.update(block)
-    return found.hexdigest()[:16]
-
-
-def _parse(content: bytes) -> Any:
-    """The notebook in bytes, its outputs cut to a size. Raises `UserError` for what is none."""
-    import nbformat
-
-    if not content.strip():
-        raise UserError("the file is empty")
-    try:
-        found = json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError("not a notebook: the file is no JSON") from error
-    cells = found.get("cells") if isinstance(found, dict) else None
-    if isinstance(cells, list) and len(cells) > MOST_CELLS:
-        raise UserError(f"a notebook of {len(cells)} cells; at most {MOST_CELLS} are graded")
-    try:
-        for cell in found["cells"]:
-            if len(json.dumps(cell.get("outputs", []))) > OUTPUT_BYTES:
-                cell["outputs"] = []
-        notebook = nbformat.convert(nbformat.from_dict(found), 4)
-        for cell in notebook.cells:
-            cell.source = cell.source if isinstance(cell.source, str) else "".join(cell.source)
-            cell.metadata = cell.get("metadata", nbformat.from_dict({}))
-        nbformat.validate(notebook)
-    except Exception as error:  # nbformat's own errors, and what a file that is nearly a notebook leads to
-        raise UserError(f"not a notebook ({type(error).__name__})") from error
-    if sum(len(cell.source) for cell in notebook.cells if cell.cell_type == "code") > SOURCE_CHARACTERS:
-        raise UserError(f"its code cells hold more than {SOURCE_CHARACTERS} characters")
-    if not notebook.cells:
-        raise UserError("a notebook without cells")
-    return notebook
+    """What is in a file, in short; nothing for one that is not to be read."""
+    return "" if entry.linked or not entry.file.is_file() else reading.digest(entry.file)
 
 
 def _which(saved: Any, stem: str, bundled: str, course: Mapping[str, Lesson]) -> tuple[str, list[Finding]]:
     """The lesson that a notebook is of, by what is in it. Raises `UserError` when it is none, or not the one named."""
     shares = {name: matching.likeness(lesson, saved) for name, lesson in course.items()}
-    best = max(shares, key=lambda name: shares[name])
+    best = max(shares, key=lambda name: (shares[name], name == stem))  # a file may hold the cells of two
     said = saved.metadata.get("labkit", {}).get("name") if isinstance(saved.metadata.get("labkit"), dict) else None
     if shares[best] < 0.2:
         raise UserError("no notebook of this course")
