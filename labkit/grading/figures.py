@@ -20,6 +20,7 @@ from .comparing import BAD_ROW, CLOSE, DIFFERS, ONLY_AGAIN, ONLY_SAVED, SAME
 
 FIGURE_SHARE = 0.02  # of pixels: a title that names another card changes less, another curve more
 PNG_BYTES, PNG_SIDE, MOST_FIGURES = 2 * MiB, 4000, 60
+PNG_PIXELS = 4 * 10**6  # each pair is unpacked and compared: a file of some kilobytes can hold many
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,8 @@ def sound(data: str) -> str:
     except (binascii.Error, ValueError, struct.error):
         return ""
     if not image.startswith(b"\x89PNG\r\n\x1a\n") or not (0 < width <= PNG_SIDE and 0 < height <= PNG_SIDE):
+        return ""
+    if width * height > PNG_PIXELS:
         return ""
     return base64.b64encode(image).decode()
 
