@@ -115,11 +115,7 @@ def export_step(model: Any, file: Path | str) -> list[str]:
     """
     import torch
 
-    for name in ("onnx", "onnxscript"):
-        try:
-            __import__(name)
-        except ImportError as error:
-            raise UserError(f"exporting needs {name}: pip install onnx onnxscript onnxruntime") from error
+    needs_onnx()
     from transformers import DynamicCache
 
     class Step(torch.nn.Module):
@@ -153,6 +149,15 @@ def export_step(model: Any, file: Path | str) -> list[str]:
             verbose=False,
         )
     return names
+
+
+def needs_onnx() -> None:
+    """Raise `UserError` when onnx or onnxscript is missing."""
+    for name in ("onnx", "onnxscript"):
+        try:
+            __import__(name)
+        except ImportError as error:
+            raise UserError(f"exporting needs {name}: pip install onnx onnxscript onnxruntime") from error
 
 
 @contextmanager

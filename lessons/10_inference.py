@@ -20,7 +20,7 @@ import onnxruntime
 import torch
 
 import labkit as lab
-from labkit import compiling, generating, quantising, quiet
+from labkit import compiling, exporting, generating, quantising, quiet
 
 quiet.transformers()  # imported now, silently
 from transformers import DynamicCache, StaticCache
@@ -165,6 +165,27 @@ lab.answer("real", measured=real_gain, source=here)
 # *What to see:* the first token takes as long with a cache as without, since the prompt must be read once in any
 # case. Later tokens are where the cache helps.
 #
+# ### A file for later
+#
+# The lesson ends with a small model that becomes a file for ONNX Runtime. The export takes ten seconds and more, so it
+# begins here, in a process of its own.
+
+# %% name="small"
+torch.manual_seed(0)
+sizes = {
+    "n_layer": 2,
+    "n_embd": 256,
+    "n_head": 4,
+    "vocab_size": 512,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+with torch.device("cpu"):
+    small = lab.models.gpt2("gpt2", attention="sdpa", **sizes).eval()
+file = Path(tempfile.mkdtemp(prefix="lesson-10-")) / "step.onnx"
+export = exporting.Exporting(small, file)  # started, not waited for
+
+# %% [markdown]
 # ### One token, from a short text to a long one
 #
 # Now the time and the memory of one decoding step, as the text gets longer: GPT-2 with 124 million parameters and
@@ -555,19 +576,7 @@ else:
 # thread.
 
 # %% name="onnx"
-torch.manual_seed(0)
-sizes = {
-    "n_layer": 2,
-    "n_embd": 256,
-    "n_head": 4,
-    "vocab_size": 512,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
-with torch.device("cpu"):
-    small = lab.models.gpt2("gpt2", attention="sdpa", **sizes).eval()
-file = Path(tempfile.mkdtemp(prefix="lesson-10-")) / "step.onnx"
-names = generating.export_step(small, file)
+names = export.result()  # of the model from above; generating.export_step writes it
 options = onnxruntime.SessionOptions()
 options.intra_op_num_threads = 1  # one thread for each of the two: the model is small
 session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])

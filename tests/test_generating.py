@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import labkit as lab
-from labkit import generating
+from labkit import exporting, generating
 from labkit.units import UserError
 
 
@@ -83,8 +83,9 @@ def test_the_exported_step_reads_and_writes(tmp_path, capfd):
     import onnxruntime
 
     model = small()
-    names = generating.export_step(model, tmp_path / "step.onnx")
-    assert capfd.readouterr().err == ""
+    names = exporting.Exporting(model, tmp_path / "step.onnx").result()
+    said = capfd.readouterr()
+    assert said.err == said.out == ""
     session = onnxruntime.InferenceSession(tmp_path / "step.onnx", providers=["CPUExecutionProvider"])
     tokens = torch.randint(0, 64, (3, 9))
     with torch.no_grad():
@@ -97,3 +98,15 @@ def test_the_exported_step_reads_and_writes(tmp_path, capfd):
         found.append(torch.from_numpy(logits))
     assert torch.allclose(torch.cat(found, 1), whole, atol=1e-4)
     assert past[0].shape == (3, 4, 9, 8)
+
+
+@pytest.mark.slow
+def test_an_export_that_fails_says_why(tmp_path):
+    with pytest.raises(RuntimeError, match="(?s)no graph.*has no attribute 'config'"):
+        exporting.Exporting(torch.nn.Linear(2, 2), tmp_path / "step.onnx").result()
+
+
+def test_an_export_that_takes_too_long_is_ended(tmp_path):
+    export = exporting.Exporting(torch.nn.Linear(2, 2), tmp_path / "step.onnx")
+    with pytest.raises(TimeoutError, match="not done after 0 s"):
+        export.result(timeout=0)
