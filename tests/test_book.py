@@ -14,6 +14,7 @@ from typing import Any
 import nbformat
 import pytest
 
+from labkit.runs import Run
 from labkit.units import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -157,3 +158,25 @@ def test_a_folder_without_a_run_is_one_sentence(
 ) -> None:
     assert book.main(["--run", str(tmp_path), "--out", str(tmp_path / "site")]) == 2
     assert capsys.readouterr().err.strip() == f"book: {tmp_path} holds no run with executed lessons"
+
+
+def test_without_a_run_one_is_made_and_the_fullest_is_taken(
+    book: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["01_one", "02_two"]
+    for name in names:
+        lesson(tmp_path / "notebooks", name, name, f"# {name}")
+
+    def run(chosen: list[str], *, out: Path, started: str = "2026-12-01T10:00:00Z") -> None:
+        (out / "notebooks").mkdir(parents=True)
+        for name in chosen:
+            lesson(out / "notebooks", name, name, f"# {name}, executed")
+        Run(started, {"card": "NVIDIA H200", "torch": "2.11"}, "a line", (), finished=started).save(out)
+
+    monkeypatch.setattr(book, "ROOT", tmp_path)
+    monkeypatch.setattr(book.course, "run", run)
+    assert book.main(["--out", str(tmp_path / "first")]) == 0
+    assert "02_two, executed" in (tmp_path / "first" / "02_two.html").read_text()
+    run(["01_one"], out=tmp_path / "runs" / "later", started="2026-12-02T10:00:00Z")
+    assert book.main(["--out", str(tmp_path / "second")]) == 0
+    assert (tmp_path / "second" / "02_two.html").is_file() and "not in that run" not in capsys.readouterr().out

@@ -1,6 +1,6 @@
 """The course as a static site to read: executed lessons, contents, search, and nothing loaded from anywhere else.
 
-    python tools/book.py                    the newest run in runs/, or a run made now; writes book/
+    python tools/book.py                    the fullest run in runs/, or a run made now; writes book/
     python tools/book.py --run runs/ID      the executed notebooks of that run
     python tools/book.py --lessons 00 01    these alone
 
@@ -234,23 +234,29 @@ def _plain(markup: str) -> str:
     return html.unescape(re.sub(r"<[^>]+>", "", markup)).strip()
 
 
-def _newest(runs: Path) -> Path | None:
-    found = [(run.started, path) for path in runs.glob("*") if (run := Run.load(path)) and run.finished]
-    return max(found)[1] if found else None
+def _newest(runs: Path, wanted: Sequence[Path]) -> Path | None:
+    """Of the finished runs, one with the most of the lessons that are wanted; the newest of several."""
+    found = []
+    for path in runs.glob("*"):
+        run = Run.load(path)
+        there = sum((path / "notebooks" / one.name).is_file() for one in wanted)
+        if run is not None and run.finished and there:
+            found.append((there, run.started, path))
+    return max(found)[2] if found else None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """See the module's text; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument(
-        "--run", type=Path, help="the folder of a run; the newest in runs/, or one made now, by default"
+        "--run", type=Path, help="the folder of a run; by default the fullest in runs/, or one made now"
     )
     parser.add_argument("--lessons", nargs="*", default=[], help="names or numbers; all by default")
     parser.add_argument("--out", type=Path, default=ROOT / "book")
     wish = parser.parse_args(arguments)
     try:
         wanted = course.choose(wish.lessons, ROOT / "notebooks")
-        folder = wish.run or _newest(ROOT / "runs")
+        folder = wish.run or _newest(ROOT / "runs", wanted)
         if folder is None:
             folder = ROOT / "runs" / "book"
             course.run([path.stem for path in wanted], out=folder)
