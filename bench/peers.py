@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import fcntl
 import importlib
+import itertools
 import json
 import os
 import subprocess
@@ -35,6 +36,7 @@ from labkit import places
 
 ROOT = Path(__file__).resolve().parents[1]
 ROWS = ROOT / "data" / "reference" / "peers-h200.jsonl"
+EXTENSIONS = Path(tempfile.gettempdir(), "labkit-peers-extensions")  # what DeepSpeed compiles
 DONE = ("ok", "oom", "missing")  # an error is tried again
 
 
@@ -46,15 +48,19 @@ def run(arguments: argparse.Namespace) -> None:
         chosen = [dataclasses.replace(c, model=arguments.model) for c in chosen]
     if not chosen:
         raise SystemExit(f"no case has {arguments.only!r} in its name")
+    for lock in EXTENSIONS.rglob(
+        "lock"
+    ):  # of a process that was ended while it compiled: the next one would wait for it
+        lock.unlink()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:
         turn = Path(folder, "turn")
         turn.touch()
-        todo = [lambda c=case: _search(c, out, turn, until, arguments) for case in chosen]
         if arguments.losses:
             trials = [dataclasses.replace(t, **_sizes(arguments)) for t in peers_cases.losses(chosen)]
-            todo = [lambda t=trial: _one(t, out, turn, until, arguments) for trial in trials]
-        for _ in pool.map(lambda task: task(), todo):
-            pass
+            list(pool.map(lambda trial: _one(trial, out, turn, until, arguments), trials))
+        else:  # where the card is filled, no other process may need a part of it
+            for _, some in itertools.groupby(chosen, key=lambda case: case.ballast):
+                list(pool.map(lambda case: _search(case, out, turn, until, arguments), list(some)))
     there = peers_trial.rows(out)
     print(f"{len(there)} rows in {out}; {sum(r['status'] == 'error' for r in there)} errors")
     _print_short(there)
@@ -67,7 +73,7 @@ def _sizes(arguments: argparse.Namespace) -> dict[str, Any]:
 def _search(case: Case, out: Path, turn: Path, until: float, arguments: argparse.Namespace) -> None:
     """The case's batches, one process after another, until `peers_cases.next_batch` knows enough."""
     known: dict[int, dict[str, Any]] = {}
-    primed = not peers_cases.compiles(case) and case.how.get("optimizer") != "adamw8bit"
+    primed = case.ballast or not peers_cases.compiles(case)
     while (batch := peers_cases.next_batch(case, known)) is not None and time.time() < until:
         trial = Trial(case, batch, **_sizes(arguments))
         if not primed and not _there(trial, out):
@@ -95,18 +101,25 @@ def _one(trial: Trial, out: Path, turn: Path, until: float, arguments: argparse.
                str(turn), "--until", str(until), "--each", str(arguments.each)]  # fmt: skip
     quiet = {
         "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(len(_cores()[0])),
+        "TORCH_EXTENSIONS_DIR": str(EXTENSIONS),
         "UNSLOTH_COMPILE_LOCATION": str(turn.with_name("unsloth")),  # its generated code, else where it is started
     }  # fmt: skip
-    environment = places.environment(**quiet, **trial.case.environment)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    first = {
+        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    }  # Trainer would use every card it sees
+    environment = places.environment(**quiet, **first, **trial.case.environment)
+    with tempfile.TemporaryFile("w+") as text:  # no pipe, which a compiler's helpers would keep open
+        done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=text, check=False)
+        text.seek(0)
+        end = text.read()[-2000:].strip()
     row = next((r for r in peers_trial.rows(out) if r["key"] == trial.key), None)
     if trial.kind == "prime":
         if done.returncode:
-            print(f"not primed: {trial.case.name}: {done.stderr[-300:]}", flush=True)
+            print(f"not primed: {trial.case.name}: {end[-300:]}", flush=True)
         return None
     if row is None and time.time() < until:
-        text = done.stderr.strip().splitlines()[-1:] or [""]
-        row = _row(trial, {"status": "error", "reason": f"ended with code {done.returncode}: {text[0][:300]}"})
+        reason = f"ended with code {done.returncode}: {(end.splitlines() or [''])[-1][:300]}"
+        row = _row(trial, {"status": "error", "reason": reason, **_where(trial)})
         peers_trial.keep(out, row)
     print(f"[{time.time() - began:4.0f} s] {said(row) if row else f'{trial.case.name}: time is up'}", flush=True)
     return row
@@ -117,6 +130,13 @@ def _cores() -> tuple[list[int], list[int]]:
     there = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     apart = len(there) // 4
     return (there[:-apart], there[-apart:]) if apart else (there, there)
+
+
+def _move(cores: list[int]) -> None:
+    """Have all threads of this process run on these cores."""
+    if hasattr(os, "sched_setaffinity"):
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), cores)
 
 
 def _row(trial: Trial, found: dict[str, Any]) -> dict[str, Any]:
@@ -158,8 +178,7 @@ def one(arguments: argparse.Namespace) -> None:
     fields = json.loads(arguments.task)
     trial = Trial(**{**fields, "case": Case(**fields["case"])})
     workers, starters = _cores()
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, starters)
+    _move(starters)
     out = Path(arguments.out)
     module, name = peers_cases.ADAPTERS[trial.case.peer]
     train = getattr(importlib.import_module(module), name)
@@ -173,8 +192,7 @@ def one(arguments: argparse.Namespace) -> None:
         if left < 2:
             return
         _watch(trial, out, min(arguments.each, left), patient=arguments.each <= left)
-        if hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, workers)
+        _move(workers)
         began = time.time()
         found = peers_trial.run(trial, train)
         where = {"spent_s": round(time.time() - began, 2), "host_cores": len(workers), **_where(trial)}
@@ -235,7 +253,7 @@ def _where(trial: Trial) -> dict[str, Any]:
             try:
                 versions[name] = metadata.version(name)
             except metadata.PackageNotFoundError:  # carried without its metadata
-                versions[name] = str(getattr(sys.modules[name], "__version__", "?"))
+                versions[name] = str(getattr(sys.modules[name], "__version__", "?")).strip()
     return {
         "card": here.card or "processor", "capability": here.sm, "source": "measured" if here.card else "cpu",
         "versions": versions, "date": time.strftime("%Y-%m-%d"), "command": "python bench/peers.py run",

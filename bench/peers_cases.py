@@ -9,12 +9,15 @@ from typing import Any
 from peers_trial import Case, Trial
 
 OURS = "this course"
+ROOMY = {"expandable_segments": True}
 EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 BEST: dict[str, Any] = {  # lesson 12's recipe
     "precision": "bf16", "checkpoint": 1, "activation": "gelu_pytorch_tanh", "loss": "in-place", "loss_chunks": 16,
     "optimizer": "adamw8bit", "stochastic_rounding": True, "gradients": "host", "compile": "blocks",
 }  # fmt: skip
 RESIDENT = {**BEST, "gradients": "card"}
+STATES = {**RESIDENT, "offload": "states"}  # they wait on the host and step on the card piece by piece
+INPUTS = {**RESIDENT, "offload": "states+activations"}  # the inputs of checkpointed segments, too
 FAST = {"compile": True, "activation": "gelu_pytorch_tanh"}
 LIGER = {"optimizer": "adamw8bit", "loss": "liger", **FAST}
 CHECKPOINTED = {"gradient_checkpointing": True}
@@ -37,41 +40,72 @@ def _xl(cap: float) -> list[Case]:
     tight = cap < 16
     at: dict[str, Any] = {"cap_gib": cap}
     away = {**at, "host_steps": True, "batch": 16 if tight else 64}
-    eight = {**at, "batch": 2 if tight else 16}
-    deep = {"peer": "DeepSpeed", **at, "batch": 8 if tight else 32, "host_steps": True}
-    ours = [
-        _ours("gradients on the host", {**BEST, "expandable_segments": True}, batch=8 if tight else 64, **at),
-        *([] if tight else [_ours("all on the card", {**RESIDENT, "expandable_segments": True}, batch=32, **at)]),
-    ]
+    eight: dict[str, Any] = {**at, "batch": 1 if tight else 16}
+    full: dict[str, Any] = {**at, "batch": 2, "accumulation": 4, "ballast": True}
+    deep = {"peer": "DeepSpeed", **at, "batch": 16 if tight else 32, "host_steps": True}
+    ours = _ours_xl(tight, at)
     plain = {"precision": "bf16", **CHECKPOINTED}
-    rest = [
+    paged, bf16 = {"optim": "paged_adamw_8bit"}, {"precision": "bf16"}
+    torchao = [
         Case("torchao", "optimizer and gradients on the host", {"optimizer": "offload+gradients"}, **away),
         Case("torchao", "both on the host, fused GELU, compiled blocks, Liger's loss",
              {"optimizer": "offload+gradients", "loss": "liger", **FAST}, **away),
-        Case("Trainer", "bf16 weights, paged_adamw_8bit", {**plain, "optim": "paged_adamw_8bit"}, ballast=tight,
-             **eight),
-        Case("Trainer", "bf16 weights, adamw_8bit", {**plain, "optim": "adamw_8bit"}, **eight),
-        Case("TRL", "bf16 weights, paged_adamw_8bit", {"precision": "bf16", "optim": "paged_adamw_8bit"},
-             ballast=tight, **eight),
-        Case("TRL", "bf16 weights, adamw_8bit", {"precision": "bf16", "optim": "adamw_8bit"}, **eight),
+    ]  # fmt: skip
+    deepspeed = [
         Case(variant="ZeRO-2, optimizer on the host", how={"stage": 2}, **deep),
         Case(variant="ZeRO-3, weights and optimizer on the host", how={"stage": 3}, **deep),
-        Case("torchao", "optimizer on the host", {"optimizer": "offload"}, **{**away, "batch": 4 if tight else 32}),
-        Case("Liger", "bf16 weights, paged 8-bit AdamW, its fused loss",
-             {"optimizer": "paged-adamw8bit", "loss": "liger", **FAST}, ballast=tight, **eight),
-        Case("Unsloth", "full fine-tuning, paged_adamw_8bit", {"optim": "paged_adamw_8bit"}, ballast=tight, **eight),
+    ]
+    autocast = [
         Case("Trainer", "autocast, adamw_8bit", {**CHECKPOINTED, "optim": "adamw_8bit"},
              **{**eight, "batch": 1 if tight else 4}),
         Case("TRL", "as it comes (autocast), adamw_8bit", {"optim": "adamw_8bit"},
              **{**eight, "batch": 1 if tight else 8}),
+        Case("torchao", f"optimizer on the host{', 4 micro-batches' if tight else ''}",
+             {"optimizer": "offload", **FAST},
+             **{**away, "batch": 4 if tight else 32, "accumulation": 4 if tight else 1}),
     ]  # fmt: skip
+    resident = [
+        Case("Trainer", "bf16 weights, adamw_8bit", {**plain, "optim": "adamw_8bit"}, **eight),
+        Case("TRL", "bf16 weights, adamw_8bit", {**bf16, "optim": "adamw_8bit"}, **eight),
+    ]
     if not tight:
-        rest += [
+        return [
+            *ours, *resident, *torchao,
+            Case("Liger", "bf16 weights, 8-bit AdamW, its fused loss", LIGER, **eight),
+            Case("Unsloth", "full fine-tuning, adamw_8bit", {"optim": "adamw_8bit"}, **eight),
             Case("Trainer", "bf16 weights, adamw_8bit, compiled",
                  {**plain, "optim": "adamw_8bit", "torch_compile": True}, environment=REGIONAL, **eight),
-            Case("Liger", "bf16 weights, 8-bit AdamW, its fused loss", LIGER, **eight),
+            *deepspeed, *autocast,
         ]  # fmt: skip
-    return [*ours, *rest]
+    return [
+        *ours, *torchao,
+        Case("Trainer", "bf16 weights, paged_adamw_8bit, 4 micro-batches", {**plain, **paged}, **full),
+        Case("TRL", "bf16 weights, paged_adamw_8bit, 4 micro-batches", {**bf16, **paged}, **full),
+        Case("Liger", "bf16 weights, paged 8-bit AdamW, its fused loss, 4 micro-batches",
+             {"optimizer": "paged-adamw8bit", "loss": "liger", **FAST}, **full),
+        *deepspeed, *resident,
+        Case("Unsloth", "full fine-tuning, paged_adamw_8bit, 4 micro-batches", paged, **full),
+        *autocast,
+        _ours("states and gradients on the host", {**STATES, "gradients": "host", **ROOMY}, batch=16, **at),
+        _ours("gradients on the host", {**BEST, **ROOMY}, batch=8, search=False, **at),
+    ]  # fmt: skip
+
+
+def _ours_xl(tight: bool, at: dict[str, Any]) -> list[Case]:
+    """This course's recipes for GPT-2 XL, all clipped to a norm of 1; some with four micro-batches."""
+    if not tight:
+        return [
+            _ours("all on the card", {**RESIDENT, **ROOMY}, batch=48, **at),
+            _ours("states and segments' inputs on the host", {**INPUTS, **ROOMY}, batch=64, **at),
+        ]
+    four: dict[str, Any] = {"accumulation": 4, **at}
+    return [
+        _ours("states and segments' inputs on the host, 4 micro-batches", {**INPUTS, **ROOMY}, batch=16, **four),
+        _ours("states, gradients and segments' inputs on the host", {**INPUTS, "gradients": "host", **ROOMY},
+              batch=32, **at),
+        _ours("states and segments' inputs on the host", {**INPUTS, **ROOMY}, batch=16, **at),
+        _ours("states on the host, 4 micro-batches", {**STATES, **ROOMY}, batch=8, search=False, **four),
+    ]  # fmt: skip
 
 
 REGIONAL = {"ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": "1"}  # 48 blocks as one graph compile for minutes
@@ -80,11 +114,12 @@ REGIONAL = {"ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": "1"}  # 48 blocks as o
 def _small() -> list[Case]:
     """GPT-2 124M at 8 x 1024: the case of a plain fp32 run that must not be slower in a quarter of its memory."""
     at: dict[str, Any] = {"model": "gpt2", "batch": 8, "search": False}
-    small = {**RESIDENT, "expandable_segments": True}
+    small = {**RESIDENT, **ROOMY}
     trainer = {**at, "cap_gib": 8}
     return [
-        _ours("gradients on the host", {**BEST, "expandable_segments": True}, **trainer),
+        _ours("gradients on the host", {**BEST, **ROOMY}, **trainer),
         _ours("all on the card", small, **trainer),
+        _ours("all on the card, nothing checkpointed", {**small, "checkpoint": 0}, **trainer),
         _ours("all on the card, 32-bit AdamW", {**small, "optimizer": "adamw-fused", "stochastic_rounding": False},
               **trainer),
         Case("PyTorch", "plain fp32", {"precision": "fp32", "optimizer": "adamw", "checkpoint": False},
@@ -96,8 +131,7 @@ def _small() -> list[Case]:
         Case("TRL", "bf16 weights, adamw_8bit", {"precision": "bf16", "optim": "adamw_8bit"}, **trainer),
         Case("torchao", "optimizer and gradients on the host", {"optimizer": "offload+gradients"}, host_steps=True,
              **trainer),
-        Case("Liger", "bf16 weights, 8-bit AdamW, its fused loss", LIGER,
-             **trainer),
+        Case("Liger", "bf16 weights, 8-bit AdamW, its fused loss", LIGER, **trainer),
         Case("DeepSpeed", "ZeRO-2, optimizer on the host", {"stage": 2}, host_steps=True, **trainer),
         Case("Unsloth", "full fine-tuning, adamw_8bit", {"optim": "adamw_8bit"}, **trainer),
     ]  # fmt: skip
@@ -106,7 +140,7 @@ def _small() -> list[Case]:
 def _medium() -> list[Case]:
     at: dict[str, Any] = {"model": "gpt2-medium", "cap_gib": 8}
     return [
-        _ours("all on the card", {**RESIDENT, "expandable_segments": True}, batch=32, **at),
+        _ours("all on the card", {**RESIDENT, **ROOMY}, batch=32, **at),
         Case("torchao", "both on the host, fused GELU, compiled blocks, Liger's loss",
              {"optimizer": "offload+gradients", "loss": "liger", **FAST}, batch=32, host_steps=True, **at),
         Case("Trainer", "autocast, adamw_8bit, checkpointing", {**CHECKPOINTED, "optim": "adamw_8bit"}, batch=8, **at),
@@ -129,7 +163,8 @@ ADAPTERS = {
 def compiles(case: Case) -> bool:
     """Whether a first step spends long in the compiler, so that it pays to fill its cache before."""
     how = case.how
-    return bool(how.get("compile", "none") not in ("none", False) or how.get("torch_compile"))
+    lowbit = case.peer == OURS and "bit" in how.get("optimizer", "")  # torchao's, compiled for every shape of a weight
+    return bool(how.get("compile", "none") not in ("none", False) or how.get("torch_compile") or lowbit)
 
 
 def next_batch(case: Case, known: Mapping[int, Mapping[str, Any]]) -> int | None:
@@ -157,8 +192,10 @@ def next_batch(case: Case, known: Mapping[int, Mapping[str, Any]]) -> int | None
 
 
 def losses(cases: list[Case]) -> Iterator[Trial]:
-    """The trainings on fixed data: one for each case of one model and cap, all with the same batch."""
+    """The trainings on fixed data, one for each case, all with 4 (GPT-2 XL) or 8 sequences a step: one after another
+    where little memory is left."""
     for case in cases:
-        batch = {"gpt2": 8, "gpt2-medium": 8}.get(case.model, 4)
-        fixed = dataclasses.replace(case, batch=batch, accumulation=1, search=False)
+        count = 4 if case.model == "gpt2-xl" else 8
+        batch = 1 if case.ballast or case.batch < 4 else count
+        fixed = dataclasses.replace(case, batch=batch, accumulation=count // batch, search=False, ballast=False)
         yield Trial(fixed, batch, kind="loss")

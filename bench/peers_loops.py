@@ -52,18 +52,24 @@ def model_of(trial: Trial, device: Any, *, precision: str = "fp32", activation: 
 
 
 def ours(trial: Trial, probe: Probe) -> None:
-    """``how``: fields of a `labkit.Recipe`."""
+    """``how``: fields of a `labkit.Recipe`, see `recipe_of`."""
     from labkit import capstone, steps
-    from labkit.recipes import Recipe
 
-    case = trial.case
-    fields = {"dropout": 0.0, "clip": CLIP, **case.how, "model": case.model, "batch": trial.batch, "seq": trial.seq}
-    recipe = Recipe.of(**{**fields, "accumulation": case.accumulation})
+    recipe = recipe_of(trial)
     network = steps.network_of(recipe, recipe.config(trial.layers), probe.device, prepare=capstone.draw_weights)
     step = steps.step_of(network, [], recipe, lr=LR, every_loss=True)
     for parts in batches(trial, probe.device):
         if probe.done(step(parts)):
             return
+
+
+def recipe_of(trial: Trial) -> Any:
+    """The recipe of one of this course's trials: no dropout, and gradients clipped unless it says otherwise."""
+    from labkit.recipes import Recipe
+
+    case = trial.case
+    sizes = {"model": case.model, "batch": trial.batch, "seq": trial.seq, "accumulation": case.accumulation}
+    return Recipe.of(**{"dropout": 0.0, "clip": CLIP, **case.how, **sizes})
 
 
 def loop(trial: Trial, probe: Probe) -> None:

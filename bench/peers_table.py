@@ -18,8 +18,8 @@ HEAD = (
     " steps: PyTorch's allocator (allocated, reserved), the driver's count for the process (with CUDA's context), the "
     "process's largest resident memory on the host and what PyTorch pinned there (of bitsandbytes' paged states and "
     "DeepSpeed's buffers PyTorch knows nothing). MFU: (6 N + 12 L d T) a token against lesson 00's bf16 product. "
-    "Spread: longest less shortest step, of the median. Losses: 20 steps on the same batches, 4 x 1024 (gpt2-xl) or "
-    "8 x 1024."
+    "Spread: longest less shortest step, of the median. Losses: 20 steps on the same 4 (gpt2-xl) or 8 "
+    "sequences."
 )
 ORDER = ("gpt2-xl", "gpt2-medium", "gpt2")
 
@@ -66,7 +66,7 @@ def grouped(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, float | None], li
             caps[row["model"]] = row["cap_gib"]
     found: dict[tuple[str, float | None], dict[str, list[dict[str, Any]]]] = {}
     for row in rows:
-        name = json.dumps([row["peer"], row["variant"], row["how"], row["accumulation"]], sort_keys=True)
+        name = json.dumps([row["peer"], row["variant"], row["how"]], sort_keys=True)
         cap = caps[row["model"]] if row["cap_gib"] is None else row["cap_gib"]
         found.setdefault((row["model"], cap), {}).setdefault(name, []).append(row)
     groups = {}

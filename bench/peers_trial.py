@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 WARM = 3  # steps: the first (cold), the second (its peaks are the steady ones of many), one that is timed as a guess
-LEAST, MOST = 3, 20  # timed steps
+LEAST, MOST = 2, 20  # timed steps
 
 
 @dataclass(frozen=True)

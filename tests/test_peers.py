@@ -69,12 +69,10 @@ def test_cases_have_adapters_and_names_of_their_own():
 
 
 def test_the_recipes_of_the_course_are_recipes():
-    from labkit.recipes import Recipe
-
     for case in peers_cases.cases():
         if case.peer == peers_cases.OURS:
-            fields = {"clip": 1.0, **case.how, "model": case.model, "batch": case.batch}
-            recipe = Recipe.of(**fields, accumulation=case.accumulation)
+            recipe = peers_loops.recipe_of(Trial(case, case.batch))
+            assert recipe.clip == 1.0 and recipe.accumulation == case.accumulation
             assert recipe.expandable_segments == ("PYTORCH_ALLOC_CONF" in case.environment)
 
 
