@@ -115,7 +115,7 @@ class Masters(GradientsOnHost):
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._norms.device))
         with torch.cuda.stream(self._stream):
-            for p, host in group.host_parts():
+            for p, host in group.buffer_parts():
                 host.copy_(p.grad, non_blocking=True)
 
     def _round(self, group: Any, place: int) -> None:
@@ -154,7 +154,7 @@ class _MasterGroup(Group):
 
     def __init__(self, members: list[torch.nn.Parameter], make: Make, most: int, *, on_host: bool, buffer: bool):
         self._place: Any = "cpu" if on_host else members[0].device
-        super().__init__(members, make, most, buffer=buffer)
+        super().__init__(members, make, most, wait_on="host" if buffer else None)
 
     def _stepped(self) -> list[torch.nn.Parameter]:
         self.masters = [torch.nn.Parameter(p.detach().to(self._place, torch.float32)) for p in self.pieces]

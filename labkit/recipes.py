@@ -24,7 +24,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "loss": ("full", "chunked", "in-place"),
     "activation": ("gelu_new", "gelu_pytorch_tanh"),
     "gradients": ("card", "host", "in-backward", "in-backward-each-clipped", "two-backward-passes"),
-    "offload": ("none", "activations", "optimizer", "optimizer+gradients"),
+    "offload": ("none", "activations", "states", "states+activations", "optimizer", "optimizer+gradients"),
     "compile": ("none", "blocks", "whole"),
 }  # fmt: skip
 MOST_LAYERS = 1000
@@ -42,7 +42,8 @@ class Recipe:
     ``batch`` sequences of ``seq`` tokens in each of ``accumulation`` micro-batches; ``checkpoint`` 0 stores every
     activation, N >= 1 makes every N consecutive blocks one checkpointed segment; ``loss_chunks`` parts of a loss that
     is not ``full``; ``clip`` the global norm that gradients are scaled down to (None: as they are). ``gradients`` says
-    where they wait, or that the optimizer steps while backward runs; ``offload`` what lies in the host's memory.
+    where they wait, or that the optimizer steps while backward runs; ``offload`` what lies in the host's memory: with
+    ``states`` they step on the card, with ``optimizer`` on the host.
     ``precision`` ``fp16`` has fp16 weights and an fp32 master copy. `CHOICES` lists the values of the other fields.
     Construct with `Recipe.of` to have values and combinations checked.
     """
@@ -167,6 +168,10 @@ def _on_host(r: Recipe) -> bool:
     return r.offload.startswith("optimizer")
 
 
+def _states_away(r: Recipe) -> bool:
+    return r.offload.startswith("states")
+
+
 def _in_backward(r: Recipe) -> bool:
     return r.gradients not in ("card", "host")
 
@@ -194,6 +199,20 @@ CONFLICTS: tuple[tuple[Callable[[Recipe], bool], str], ...] = (
     (
         lambda r: _on_host(r) and r.gradients != "card",
         "offload decides already where gradients wait: use gradients=card with an optimizer on the host",
+    ),
+    (
+        lambda r: _states_away(r) and r.precision in ("fp16", "amp-fp16"),
+        "with offload=states the gradients are not where a scale for fp16 looks for them: use bf16 or amp-bf16, or "
+        "precision=fp16 with offload=optimizer, whose master copy steps on the host",
+    ),
+    (
+        lambda r: _states_away(r) and _in_backward(r),
+        "a step in backward would send every state over the bus in the middle of computing: use gradients=card or host "
+        "with offload=states",
+    ),
+    (
+        lambda r: _states_away(r) and r.optimizer == "sgd",
+        "sgd has no states that could wait on the host: use offload=none",
     ),
     (
         lambda r: _on_host(r) and r.optimizer != "adamw",
@@ -227,9 +246,10 @@ CONFLICTS: tuple[tuple[Callable[[Recipe], bool], str], ...] = (
         "stochastic rounding is for weights in bf16: use precision=bf16, or leave it off",
     ),
     (
-        lambda r: r.compile != "none" and r.offload == "activations",
+        lambda r: r.offload.endswith("activations") and (r.compile == "whole" or (r.compile == "blocks"
+                                                                                  and not r.checkpoint)),
         "the compiler decides by itself what backward keeps, so hooks that send it to the host do not go with it: use "
-        "checkpoint=1 with compile, or compile=none",
+        "compile=blocks with checkpoint=1, whose segments' inputs they can send, or compile=none",
     ),
     (
         lambda r: r.compile == "whole" and (r.gradients != "card" or r.offload.endswith("gradients")),

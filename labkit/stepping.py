@@ -19,7 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -155,7 +155,7 @@ class GradientsOnHost(_Arriving, torch.optim.Optimizer):
             raise UserError("a parameter is in two groups: each one must step once")
         self._groups: list[Any] = [self._group(group, make, most) for group in chosen]
         torch.cuda.empty_cache()  # the places that the weights left are of other sizes than what comes next
-        self._host: dict[Any, torch.Tensor] = {p: part for group in self._groups for p, part in group.host_parts()}
+        self._buffer: dict[Any, torch.Tensor] = {p: part for group in self._groups for p, part in group.buffer_parts()}
         self._clip = clip
         self._window = parse_size(window) if window != 0 else 0
         self._place: dict[Any, int] = {p: place for place, p in enumerate(everything)}
@@ -183,11 +183,11 @@ class GradientsOnHost(_Arriving, torch.optim.Optimizer):
     @property
     def host_bytes(self) -> int:
         """Bytes of gradients that the host holds."""
-        return sum(group.host.numel() * group.host.element_size() for group in self._groups if group.host is not None)
+        return sum(group.buffer.nbytes for group in self._groups if group.wait_on == "host")
 
     @torch.no_grad()
     def _arrived(self, p: torch.Tensor) -> None:
-        grad, host = p.grad, self._host[p]
+        grad, host = p.grad, self._buffer[p]
         assert grad is not None
         if p in self._waiting:
             grad += self._fetch(host)()
@@ -216,16 +216,23 @@ class GradientsOnHost(_Arriving, torch.optim.Optimizer):
 
     def _fetch(self, host: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Start the copy to the card, after all that this stream still sends; the result waits for it."""
-        here = torch.empty(host.shape, dtype=host.dtype, device=self._norms.device)
-        if self._stream is None:
-            return lambda: here.copy_(host)
-        self._stream.wait_stream(torch.cuda.current_stream(here.device))
-        with torch.cuda.stream(self._stream):
-            here.copy_(host, non_blocking=True)
-            arrived = self._stream.record_event()
+        coming = self._fetch_all([host])
+        return lambda: coming()[0]
 
-        def result() -> torch.Tensor:
-            torch.cuda.current_stream(here.device).wait_event(arrived)
+    def _fetch_all(self, host: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+        """`_fetch` for some tensors that are needed together."""
+        here = [torch.empty(part.shape, dtype=part.dtype, device=self._norms.device) for part in host]
+        current = None if self._stream is None else torch.cuda.current_stream(self._norms.device)
+        if current is not None:
+            self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            for to, part in zip(here, host, strict=True):
+                to.copy_(part, non_blocking=True)
+            arrived = None if current is None else self._stream.record_event()
+
+        def result() -> list[torch.Tensor]:
+            if arrived is not None:
+                torch.cuda.current_stream(self._norms.device).wait_event(arrived)
             return here
 
         return result
@@ -243,18 +250,26 @@ class GradientsOnHost(_Arriving, torch.optim.Optimizer):
         coefficient = None if self._clip is None else clip_coefficient(self._norm, self._clip)
         ready = [group for group in self._groups if group.complete(self._waiting)]
         pieces = [(group, place) for group in ready for place in range(len(group.pieces))]
-        fetched = self._fetch(_piece_of(*pieces[0])) if pieces else None
+        coming = self._bring(*pieces[0]) if pieces else None
         for number, (group, place) in enumerate(pieces):
-            assert fetched is not None
-            grad = fetched()
+            assert coming is not None
+            grad = coming()
             if number + 1 < len(pieces):
-                fetched = self._fetch(_piece_of(*pieces[number + 1]))
+                coming = self._bring(*pieces[number + 1])
             if coefficient is not None:
                 grad.mul_(coefficient)
             group.pieces[place].grad = grad
             group.optimizer.step()
             group.pieces[place].grad = None
+            self._stepped(group, place)
         return loss
+
+    def _bring(self, group: Group, place: int) -> Callable[[], torch.Tensor]:
+        """Start bringing what a piece needs to step; the result waits for it and is the piece's gradient."""
+        return self._fetch(group.waiting[place])
+
+    def _stepped(self, group: Group, place: int) -> None:
+        """What happens after a piece has stepped."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients that wait."""
@@ -272,10 +287,17 @@ class GradientsOnHost(_Arriving, torch.optim.Optimizer):
 
 
 class Group:
-    """Parameters in one flat piece of memory; `pieces` of it are what steps, `host` is where gradients wait (None
-    without `buffer`)."""
+    """Parameters in one flat piece of memory; `pieces` of it are what steps, `buffer` is where gradients wait: on the
+    host, or on the card with ``wait_on="card"``; None without."""
 
-    def __init__(self, members: list[torch.nn.Parameter], make: Make, most: int, *, buffer: bool = True):
+    def __init__(
+        self,
+        members: list[torch.nn.Parameter],
+        make: Make,
+        most: int,
+        *,
+        wait_on: Literal["host", "card"] | None = "host",
+    ):
         first = members[0]
         if any(p.dtype != first.dtype or p.device != first.device for p in members):
             raise UserError("the parameters of a group must have one dtype and lie on one device")
@@ -290,10 +312,11 @@ class Group:
         self.count, self.most = count, most
         self.pieces = [torch.nn.Parameter(piece) for piece in flat.split(most)]
         self.optimizer = make(self._stepped())
-        self.host: torch.Tensor | None = None
-        if buffer:  # one allocation: PyTorch rounds each piece of pinned memory up to a power of two
-            self.host = torch.zeros(count, dtype=first.dtype, device="cpu", pin_memory=first.is_cuda)
-            self.waiting = self.host.split(most)
+        self.buffer: torch.Tensor | None = None
+        self.wait_on = wait_on
+        if wait_on is not None:  # one allocation: PyTorch rounds each piece of pinned memory up to a power of two
+            self.buffer = pinned(count, first) if wait_on == "host" else torch.zeros_like(flat)
+            self.waiting = self.buffer.split(most)
 
     def _stepped(self) -> list[torch.nn.Parameter]:
         """What the optimizer is made for."""
@@ -304,11 +327,11 @@ class Group:
             flat[start : start + p.numel()].view(p.shape) for start, p in zip(self._starts, self.members, strict=True)
         ]
 
-    def host_parts(self) -> Iterable[tuple[torch.nn.Parameter, torch.Tensor]]:
+    def buffer_parts(self) -> Iterable[tuple[torch.nn.Parameter, torch.Tensor]]:
         """Each parameter with the place of its gradient."""
-        if self.host is None:
+        if self.buffer is None:
             return ()
-        return zip(self.members, self._parts(self.host), strict=True)
+        return zip(self.members, self._parts(self.buffer), strict=True)
 
     def complete(self, waiting: set[Any]) -> bool:
         """Whether all gradients are there; False where none is."""
@@ -319,5 +342,6 @@ class Group:
         return there > 0
 
 
-def _piece_of(group: Group, place: int) -> torch.Tensor:
-    return group.waiting[place]
+def pinned(count: int, like: torch.Tensor) -> torch.Tensor:
+    """Zeros in the host's memory, of `like`'s dtype, page-locked where `like` is on a card."""
+    return torch.zeros(count, dtype=like.dtype, device="cpu", pin_memory=like.is_cuda)

@@ -18,6 +18,7 @@ from .checkpointing import segments
 from .losses import chunked_loss, loss_in_place
 from .masters import Masters
 from .offload import Prefetching, drop_hooks_with
+from .streaming import StatesOnHost
 from .units import UserError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def network_of(
     if recipe.compile == "blocks":
         compiling.compile_blocks(network)
     if recipe.checkpoint:
-        segments(network, recipe.checkpoint)
+        segments(network, recipe.checkpoint, preserve_rng_state=recipe.dropout > 0)
     if recipe.compile == "whole":
         (network if recipe.loss == "full" else network.base_model).compile()
     return network
@@ -61,9 +62,10 @@ def step_of(
     optimizer: Any = optimizer_of(network, recipe, lr=lr)
     scaler = torch.amp.GradScaler(device.type, enabled=recipe.precision == "amp-fp16")
     scaled = optimizer.scaled if recipe.precision == "fp16" else scaler.scale
-    hooks = Prefetching(keep=network) if recipe.offload == "activations" else None
+    hooks = Prefetching(keep=network) if recipe.offload.endswith("activations") else None
     in_backward = isinstance(optimizer, stepping.InBackward)
-    clip = recipe.clip if recipe.gradients == "card" and recipe.precision != "fp16" else None  # others clip themselves
+    clips = recipe.gradients != "card" or recipe.precision == "fp16" or recipe.offload.startswith("states")
+    clip = None if clips else recipe.clip  # else the optimizer does
 
     def loss_of(part: torch.Tensor, count: int) -> torch.Tensor:
         with torch.autocast(device.type, dtype=cast, enabled=cast is not None), hooks or nullcontext():
@@ -119,6 +121,9 @@ def optimizer_of(network: Any, recipe: Recipe, *, lr: float = 1e-4) -> Any:
             stepping.by_block(network), optimizers.adamw_on_host(lr) if away else make, on_host=away, clip=recipe.clip,
             gradients_on_host=recipe.gradients == "host" or recipe.offload == "optimizer+gradients",
         )  # fmt: skip
+    if recipe.offload.startswith("states"):
+        on_host = recipe.gradients == "host"
+        return StatesOnHost(stepping.by_block(network), make, gradients_on_host=on_host, clip=recipe.clip)
     if recipe.gradients == "host":
         return stepping.GradientsOnHost(stepping.by_block(network), make, clip=recipe.clip)
     if recipe.gradients != "card":

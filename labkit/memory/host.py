@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 ALIGNED = 64  # numbers (labkit.stepping.ALIGNED, without importing PyTorch for it)
 TORCHAO_LEAST = 4096  # numbers: smaller parameters stay on the card (torchao/optim/cpu_offload.py, minimal_size)
 PIECE = 2**24  # numbers that step at once (labkit.stepping.GradientsOnHost, most)
+LEAST = 4096  # numbers: a smaller tensor of states stays on the card (labkit.streaming.LEAST)
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def host_memory(recipe: Recipe) -> HostMemory:
     the short models of `labkit.memory.estimate`. Python, libraries and the data come on top."""
     if recipe.offload == "none" and recipe.gradients != "host":
         return HostMemory()
-    if recipe.offload == "activations":
+    if recipe.offload.endswith("activations"):
         from .estimate import offloaded
 
         sizes, extra = offloaded(recipe)
@@ -53,13 +54,27 @@ def host_memory(recipe: Recipe) -> HostMemory:
     if away and recipe.precision != "fp16":
         moved = [n for n in _parameters(recipe) if n >= TORCHAO_LEAST]
         return HostMemory(2 * sum(pinned(n * width) for n in moved), 2 * width * sum(moved))
-    if not away and recipe.gradients != "host":
+    if not away and recipe.gradients != "host" and not recipe.offload.startswith("states"):
         return sent
     groups = _groups(recipe)
-    buffers = sum(pinned(n * width) for n in groups)
+    buffers = sum(pinned(n * width) for n in groups) if away or recipe.gradients == "host" else 0
+    if recipe.offload.startswith("states"):
+        pieces = [min(2 * PIECE, n - start) for n in groups for start in range(0, n, 2 * PIECE)]
+        buffers += sum(pinned(nbytes) for n in pieces for nbytes in _states(recipe.optimizer, n, width))
     if away:  # masters and two moments in fp32, and the gradient of the piece that steps
         return HostMemory(buffers, 12 * sum(groups) + 4 * min(PIECE, max(groups)))
     return HostMemory(sent.pinned_bytes + buffers)
+
+
+def _states(optimizer: str, n: int, width: int) -> list[int]:
+    """Bytes of each tensor that `labkit.streaming` keeps for a piece of `n` numbers of `width` bytes."""
+    bits, shared = {"adamw8bit": (8, 64), "adamw4bit": (4, 64), "adam8bit": (8, 256)}.get(optimizer, (0, 1))
+    quantised = bits and n >= TORCHAO_LEAST and (n % shared == 0 or optimizer == "adam8bit")
+    if not quantised:
+        kept = [n * width] if optimizer == "sgd-momentum" else [n * (4 if optimizer == "adam8bit" else width)] * 2
+        return kept if n >= LEAST else []
+    scales = -(-n // shared)
+    return [n * bits // 8, *([4 * scales] if scales >= LEAST else [])] * 2
 
 
 def _parameters(recipe: Recipe) -> list[int]:
