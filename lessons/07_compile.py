@@ -26,12 +26,17 @@ import tempfile
 from pathlib import Path
 
 import torch
-import torch._inductor.compile_fx  # loads the compiler, so that no first call below pays for that
-
-from torch.utils.checkpoint import checkpoint
+import torch._inductor.codecache
 
 import labkit as lab
-from labkit import compiling, quiet
+from labkit import compiling, quiet, toolchain
+
+# what gets compiled is kept here, and nowhere else
+CACHE = Path(tempfile.mkdtemp(prefix="lesson-07-"))
+# for a processor: the C++ compiler gets ready while the next lines load Inductor; no first call below pays for either
+ready = toolchain.preparing(lab.device(), CACHE)
+import torch._inductor.compile_fx
+from torch.utils.checkpoint import checkpoint
 
 quiet.transformers()  # imported now, silently
 lesson = lab.begin("07_compile")
@@ -49,10 +54,7 @@ def told(number, how):
 
 
 cannot = compiling.why_not(device)  # None, or what the default compiler misses here
-print(f"compiler: {cannot or 'ready'}")
-CACHE = Path(
-    tempfile.mkdtemp(prefix="lesson-07-")
-)  # what gets compiled is kept here, and nowhere else
+print(f"compiler: {cannot or 'there'}")
 
 # %% [markdown]
 # ## Claims
@@ -148,7 +150,8 @@ if cannot:
     print(f"not run: {cannot}")
     written = []
 else:
-    # as on the first day: nothing compiled in memory, an empty folder on disk
+    # as on the first day: nothing compiled in memory, no kernel of this function on disk
+    ready.join()
     with compiling.fresh(CACHE):
         gelu_first = compiling.FirstCall()
         step = gelu_first.around(there_and_back(torch.compile(gelu_new), x))
