@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import grading_samples as samples
 import pytest
 from grading_samples import NAME, hand_in
 
-from labkit.grading import grader, intake, outcomes, prying, reading, scores, single, submissions
+from labkit.grading import grader, intake, outcomes, prying, reading, rerun, scores, single, submissions, wire
 from labkit.grading.outcomes import ExerciseResult, SubmissionResult
 
 
@@ -136,6 +137,25 @@ def test_of_two_lessons_in_one_file_that_counts_by_which_it_is_called(tmp_path):
         hand_in(tmp_path, "ada", both, f"{name}.ipynb")
     found = [submissions.open_one(entry, course) for entry in intake.collect(tmp_path).entries]
     assert [(s.lesson, s.unreadable) for s in found] == [(NAME, ""), (other, "")]
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(60, "nothing was heard of it any more"), (1, "it took more than 1 s")])
+def test_a_notebook_that_stops_whoever_runs_it_is_not_waited_for(monkeypatch, seconds, said):
+    class Stopped:
+        def launch(self, module):
+            return wire.Process([sys.executable, "-c", "import time; time.sleep(600)"])
+
+        def setup(self):
+            return {}
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(rerun, "SILENT_SECONDS", 1.0)
+    began = time.monotonic()
+    found = rerun.run(samples.notebook(), Stopped(), cell_seconds=1, seconds=seconds)
+    assert [f.text for f in found.findings] == [f"the notebook was stopped: {said}"]
+    assert time.monotonic() - began < 30
 
 
 def test_what_no_parser_takes_is_unreadable(tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from .sandbox import Sandbox
 
 CELL_SECONDS = 120.0
 NOTEBOOK_SECONDS = 900.0
+SILENT_SECONDS = 180.0  # besides those of a cell, without a word: whoever runs the cells was stopped by one of them
 _MOST_ROWS = 5000
 _SAY = {
     "timeout": "was stopped after {seconds:g} s",
@@ -67,7 +68,9 @@ def run(
         process.send({"cells": cells, "seconds": cell_seconds})
         _listen(process, code, rows, findings, began + seconds, cell_seconds)
     except wire.Late:
-        findings.append(Finding("run", f"the notebook was stopped after {seconds:g} s"))
+        silent = time.monotonic() < began + seconds
+        why = "nothing was heard of it any more" if silent else f"it took more than {seconds:g} s"
+        findings.append(Finding("run", f"the notebook was stopped: {why}"))
     except wire.Gone as error:
         last = str(error).strip().splitlines()[-1:] or ["no reason is known"]
         said = getattr(process, "ended", "") or last[0]
@@ -91,7 +94,7 @@ def _listen(
     import nbformat
 
     while True:
-        message = process.receive(deadline)
+        message = process.receive(min(deadline, time.monotonic() + cell_seconds + SILENT_SECONDS))
         kind = message.get("kind")
         if kind == "end":
             return
