@@ -87,6 +87,13 @@ def test_a_card_with_lower_ceilings_is_slower(tiny):
     away = recipe.changed(offload="activations")
     narrow = replace(H200, bus_bytes=H200.bus_bytes / 1000)
     assert seconds(away, narrow) > seconds(away) >= seconds(recipe)
+    states = Recipe.of(model=tiny, batch=4, seq=64, precision="bf16", optimizer="adamw8bit", offload="states")
+    narrow = replace(narrow, bus_bytes=narrow.bus_bytes / 100)
+    once = seconds(states, narrow) - seconds(states)
+    moved = Shape.of(states).state_bytes(states) / (narrow.bus_bytes * roofline.measured_rates().bus)
+    assert 0.95 * moved < once < 1.01 * moved  # each way at once, once a step: less what hides behind the step
+    several = states.changed(accumulation=3)
+    assert seconds(several, narrow) - seconds(several) == pytest.approx(once)
 
 
 def test_rates_say_where_they_come_from():
@@ -154,12 +161,51 @@ ROOM = Room(replace(H200, memory_bytes=100 + H200.context_band[1]), None)
 ONES = [("stored", Recipe.of(seq=100)), ("checkpointed", Recipe.of(seq=100, checkpoint=1))]
 
 
-def test_the_search_takes_the_fastest_that_fits(prices):
+def test_the_search_takes_the_fastest_that_fits(prices, monkeypatch):
+    monkeypatch.setattr(candidates, "STEP_TOKENS", 0)  # one micro-batch in a step
     found = search.fastest(ONES, H200, ROOM, batch=None)
     assert [c.family for c in found] == ["checkpointed", "stored"]  # at 64 and at 8 sequences
     assert found[0].recipe.batch == 64
     assert found[1].recipe.batch == 8
     assert found[0].tokens_per_second > found[1].tokens_per_second
+
+
+def test_a_free_batch_may_come_in_micro_batches(prices, monkeypatch):
+    monkeypatch.setattr(candidates, "STEP_TOKENS", 3200)
+    found = search.fastest(ONES[:1], H200, ROOM, batch=None)
+    assert [c.recipe.tokens for c in found] == [3200]
+    assert found[0].recipe.accumulation > 1
+
+
+def test_what_an_estimate_leaves_open_is_predicted_exactly(prices, monkeypatch):
+    monkeypatch.setattr(candidates, "STEP_TOKENS", 0)
+    asked = []
+
+    def exact(recipe, card):
+        asked.append(recipe.batch)
+        size = 60 if recipe.batch <= 6 else 160
+        return Need(size, size, 0, size, size, True)
+
+    def open_need(recipe, card):  # up to 12 sequences may fit, only one surely does
+        return Need(100, 100, 0, 50 if recipe.batch == 1 else 200, 50 if recipe.batch <= 12 else 200)
+
+    monkeypatch.setattr(search, "exact_need", exact)
+    monkeypatch.setattr(search, "need", open_need)
+    found = search.fastest(ONES[:1], H200, ROOM, batch=None)
+    assert asked == [12, 8, 6]  # the fastest first
+    assert (found[0].recipe.batch, found[0].need.exact) == (6, True)
+    monkeypatch.setattr(search, "CONFIRMED", 0)
+    assert search._Line([], H200, ROOM, None, blocks=0).first(1) == []
+    assert search.among([ONES[0][1].changed(batch=n) for n in (1, 6, 8)], H200, ROOM)[0].recipe.batch == 6
+
+
+def test_an_uncompiled_twin_that_is_slower_is_not_looked_at(prices, monkeypatch):
+    def quick(recipe, card, **_):
+        return Times({}, 0.0, recipe.tokens * (1e-5 if recipe.compile == "blocks" else 2e-5), 0.0)
+
+    monkeypatch.setattr(search, "estimate", quick)
+    twin = ("compiled", Recipe.of(seq=100, compile="blocks"))
+    assert [c.family for c in search.fastest([ONES[0], twin], H200, ROOM, batch=4)] == ["compiled"]
 
 
 def test_a_fixed_batch_is_split_only_as_far_as_needed(prices):
@@ -190,6 +236,7 @@ def test_least_bytes_are_the_known_bytes_a_parameter():
         ({}, 16), ({"precision": "amp-bf16", "optimizer": "adam8bit"}, 10),
         ({"precision": "bf16", "optimizer": "adamw8bit"}, 6),
         ({"precision": "bf16", "optimizer": "adamw8bit", "gradients": "in-backward"}, 4),
+        ({"precision": "bf16", "optimizer": "adamw8bit", "offload": "states"}, 4),
         ({"precision": "fp16", "offload": "optimizer+gradients"}, 2),
     ):  # fmt: skip
         assert least_bytes(Recipe.of(**fields), shape) == 1000 * each, fields
@@ -343,6 +390,8 @@ SCRIPTS = {
                           "optimizer": "adamw-fused", "activation": "gelu_pytorch_tanh", "accumulation": 2},
     "16 bits, gradients on the host": {"precision": "bf16", "gradients": "host", "loss": "in-place", "checkpoint": 2},
     "fp16 with masters on the host": {"precision": "fp16", "offload": "optimizer+gradients", "loss": "in-place"},
+    "states on the host": {"precision": "bf16", "optimizer": "adamw8bit", "stochastic_rounding": True,
+                           "offload": "states+activations", "checkpoint": 1, "clip": 1.0},
     "in backward": {"precision": "bf16", "gradients": "in-backward"},
 }  # fmt: skip
 

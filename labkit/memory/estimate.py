@@ -1,10 +1,10 @@
-"""A quick estimate of a recipe's memory, for ranking many: two short models stand for a deep one, two batches for all.
+"""A quick estimate of a recipe's memory, for ranking many: two short models stand for a deep one.
 
 A model's blocks repeat, so at a fixed place of the step (the loss, the last block's backward, the first block's, the
-optimizer) the bytes alive are a straight line in depth, and at a fixed depth one in the batch. Four short runs on
-tensors without data give all four numbers of that plane; where the peak is follows from the largest of the places.
-What does not depend on the batch, the optimizer's step, is followed by itself. The short runs are remembered: another
-batch, another optimizer or more micro-batches cost nothing, or little.
+optimizer) the bytes alive are a straight line in depth. Two short runs on tensors without data give it; where the peak
+is follows from the largest of the places. (In the batch they are no straight line: kernels change with the size of
+their work.) What does not depend on the batch, the optimizer's step, is followed by itself, and what gradients add in
+further micro-batches is known. The short runs are remembered: another optimizer or more micro-batches cost little.
 
 `labkit.memory.predict_recipe` is what is held to measured bytes; this is held to it (tests/test_memory_estimate.py).
 """
@@ -62,13 +62,16 @@ def estimate(recipe: Recipe, *, card: str | None = None) -> Estimate:
     which = chip(preset.name, preset.capability)
     layers = int(recipe.config().num_hidden_layers)
     if _separable(recipe):
-        passes = range(min(2, recipe.accumulation))
-        found = max(_plane(_plain(recipe), which, False, step, layers, recipe.batch) for step in passes)
+        plain, gone = _plain(recipe), 0.0
+        if recipe.checkpoint and recipe.offload.endswith("activations"):  # few inputs do not fill the window
+            plain = plain.changed(offload="states" if recipe.offload.startswith("states") else "none")
+            gone = max(0.0, _inputs(recipe, layers) - WINDOW)
+        found = _deep(plain, which, False, 0, layers, recipe.batch, recipe.accumulation > 1) - gone
         *stepping_, states = _stepping(_bare(recipe), which, layers)
         first, steady = max(found, stepping_[0]), max(found + states, stepping_[1])
     else:
         alike = recipe.changed(batch=1, accumulation=min(2, recipe.accumulation), expandable_segments=False)
-        first, steady = (_plane(alike, which, True, step, layers, recipe.batch) for step in (0, 1))
+        first, steady = (_deep(alike, which, True, step, layers, recipe.batch) for step in (0, 1))
     fixed = sum(workspaces(preset.capability))
     scattered = EXPANDABLE if recipe.expandable_segments else FRAGMENTED
 
@@ -83,16 +86,22 @@ def estimate(recipe: Recipe, *, card: str | None = None) -> Estimate:
 def _plain(recipe: Recipe) -> Recipe:
     """The recipe that stands for all with the same forward and backward: without what concerns the optimizer alone."""
     return recipe.changed(
-        batch=1, accumulation=min(2, recipe.accumulation), optimizer="adamw", stochastic_rounding=False,
-        expandable_segments=False, clip=None,
+        batch=1, accumulation=1, optimizer="adamw", stochastic_rounding=False, expandable_segments=False, clip=None,
     )  # fmt: skip
+
+
+def _inputs(recipe: Recipe, layers: int) -> float:
+    """Bytes of the inputs of all checkpointed segments in one micro-batch."""
+    each = 2 if recipe.precision in steps.WEIGHTS else 4
+    return layers / recipe.checkpoint * recipe.batch * recipe.seq * recipe.config().hidden_size * each
 
 
 def _bare(recipe: Recipe) -> Recipe:
     """The recipe that stands for all with the same optimizer and weights."""
     precision = "fp32" if recipe.precision.startswith("amp") else recipe.precision
     return recipe.changed(
-        batch=1, accumulation=1, precision=precision, loss="full", loss_chunks=8, offload="none", compile="none",
+        batch=1, accumulation=1, precision=precision, loss="full", loss_chunks=8, compile="none",
+        offload="states" if recipe.offload.startswith("states") else "none",
         attention="eager", expandable_segments=False, seq=8, dropout=0.0,
         checkpoint=recipe.checkpoint if recipe.gradients == "host" else 0,
     )  # fmt: skip
@@ -107,62 +116,59 @@ def _separable(recipe: Recipe) -> bool:
     )
 
 
-def _plane(recipe: Recipe, which: Chip, whole: bool, step: int, layers: int, batch: int) -> float:
-    """Bytes at the highest place of a step: the plane through the short runs, at this depth and batch."""
-    depths, batches = _depths(recipe, layers, batch), _batches(recipe, batch)
-    corners: dict[tuple[int, int], dict[Key, int]] = {}
-    for depth in depths:
-        for place, one in enumerate(batches):
-            if whole:
-                corners[depth, one] = _profile(recipe, which, True, depth, (one,)).places[step]
-            else:
-                runs = _profile(recipe, which, False, depth, tuple(batches)).places
-                corners[depth, one] = runs[place * recipe.accumulation + step]
-    shared = set.intersection(*(set(corner) for corner in corners.values()))
-    if recipe.offload == "activations":  # the shorter model's blocks beyond its middle are other ones in the deeper
+def _deep(recipe: Recipe, which: Chip, whole: bool, step: int, layers: int, batch: int, again: bool = False) -> float:
+    """Bytes at the highest place of a step: the line through the short runs, at this depth. `again`: in a
+    pass that adds to gradients that are there."""
+    depths = _depths(recipe, layers, batch)
+    ends = [_profile(recipe, which, whole, depth, batch).places[step] for depth in depths]
+    shared = set.intersection(*(set(end) for end in ends))
+    if recipe.offload.endswith(
+        "activations"
+    ):  # the shorter model's blocks beyond its middle are other ones in the deeper
         shared = {key for key in shared if _number(key[1]) < -(-depths[0] // 2)}
-    leaving = 0.0 if whole or recipe.gradients != "host" else _leaving(recipe, layers)
-
-    def at(key: Key, depth: int) -> float:
-        return _line(batches, [float(corners[depth, b][key]) for b in batches], batch)
-
-    return max(
-        _line(depths, [at(key, depth) for depth in depths], layers) + leaving * (key[0] in ("backward", "recompute"))
-        for key in shared
-    )
+    beyond = (lambda key: 0.0) if whole else _beyond(recipe, layers, again)
+    return max(_line(depths, [float(end[key]) for end in ends], layers) + beyond(key) for key in shared)
 
 
-def _leaving(recipe: Recipe, layers: int) -> float:
-    """Bytes of gradients on their way to the host: the window of `stepping.GradientsOnHost`, once there are as many."""
-    shallow = [_parameter_bytes(recipe, depth) for depth in (1, 2)]
-    return min(float(LEAVING), (shallow[1] - shallow[0]) * layers)
+def _beyond(recipe: Recipe, layers: int, again: bool) -> Callable[[Key], float]:
+    """What is alive at a place beyond what the short models show: gradients on their way to the host (the window of
+    `stepping.GradientsOnHost`, once there are as many), and `again` those of earlier passes that the first pass has
+    not made yet, with the one that is being added."""
+    first, second = (_parameter_bytes(recipe, depth) for depth in (1, 2))
+    block = second[0] - first[0]
+    total, largest = first[0] + (layers - 1) * block, first[1]
+
+    def nbytes(key: Key) -> float:
+        phase, place = key
+        back = phase in ("backward", "recompute")
+        if recipe.gradients == "host":
+            return (min(float(LEAVING), float(block * layers)) + largest * again) * back
+        if not again or recipe.offload.startswith("states"):  # one piece of memory, from the start
+            return 0.0
+        if not back or place.startswith("last-") or place.endswith(("lm_head", "norm", "ln_f")):
+            return float(total - back * (_number(place) + 1) * block)
+        return float(largest)
+
+    return nbytes
 
 
 @lru_cache(maxsize=256)
-def _parameter_bytes(recipe: Recipe, layers: int) -> int:
-    network = steps.network_of(
-        recipe.changed(compile="none", checkpoint=0), recipe.config(layers), torch.device("meta")
-    )
-    return sum(p.numel() * p.element_size() for p in network.parameters())
-
-
-def _batches(recipe: Recipe, batch: int) -> list[int]:
-    """Of the short models: powers of two on both sides, since kernels change with the size of their work. Of one
-    sequence some copies are views, and hooks leave small tensors on the card and hold others for a while: no line."""
-    if recipe.offload == "activations" or batch == 1:
-        return [batch]
-    below = 1 << (max(batch - 1, 2).bit_length() - 1)
-    return [below, 2 * below]
+def _parameter_bytes(recipe: Recipe, layers: int) -> tuple[int, int]:
+    """Bytes of all weights, and of the largest."""
+    plain = recipe.changed(compile="none", checkpoint=0)
+    network = steps.network_of(plain, recipe.config(layers), torch.device("meta"))
+    sizes = [p.numel() * p.element_size() for p in network.parameters()]
+    return sum(sizes), max(sizes)
 
 
 def _depths(recipe: Recipe, layers: int, batch: int) -> list[int]:
     """Of the short models: one and two blocks, or segments, or as many as fill the window of the hooks twice; the
     model's own where it has no more."""
     every = least = max(1, recipe.checkpoint)
-    if recipe.offload == "activations":
+    if recipe.offload.endswith("activations"):
         width = recipe.config().hidden_size
         saved = 34 * width * batch * recipe.seq * (1 if recipe.precision in steps.WEIGHTS else 2)
-        least = -(-(int(WINDOW / saved) + 2) // every) * every if recipe.checkpoint == 0 else 8 * every
+        least = -(-(int(WINDOW / saved) + 2) // every) * every
     first = max(every, least)
     return [first, first + every] if layers > first + every else [layers]
 
@@ -182,7 +188,7 @@ def offloaded(recipe: Recipe) -> tuple[list[int], float]:
     layers, which = int(recipe.config().num_hidden_layers), chip("h200", (9, 0))
     plain = _plain(recipe.changed(gradients="card", clip=None))  # where gradients go changes nothing here
     depths = _depths(plain, layers, recipe.batch)
-    found = [list(_profile(plain, which, False, depth, (recipe.batch,)).buffers.elements()) for depth in depths]
+    found = [list(_profile(plain, which, False, depth, recipe.batch).buffers.elements()) for depth in depths]
     sums = [float(sum(map(pinned, sizes))) for sizes in found]
     return found[0], _line(depths, sums, layers) - sums[0]
 
@@ -209,36 +215,25 @@ class _Short(Run):
 
 
 @lru_cache(maxsize=1024)
-def _profile(recipe: Recipe, which: Chip, whole: bool, layers: int, batches: tuple[int, ...]) -> Profile:
-    """The recipe's model with so many blocks: two steps if `whole`, at the first of `batches`. Else nothing steps, and
-    each batch has its forward and backward once, or twice where gradients add up."""
-    configuration, passes = recipe.config(layers), recipe.accumulation
+def _profile(recipe: Recipe, which: Chip, whole: bool, layers: int, batch: int) -> Profile:
+    """The recipe's model with so many blocks: two steps if `whole`, else forward and backward once."""
+    configuration = recipe.config(layers)
     hooks: list[Any] = []
 
     def build(device: torch.device) -> Callable[[], Any]:
         if whole:
-            whole_step = steps.training_step(recipe.changed(batch=batches[0]), configuration, device)
+            whole_step = steps.training_step(recipe.changed(batch=batch), configuration, device)
             hooks.append(whole_step.hooks)  # type: ignore[attr-defined]
             return whole_step
         network, vocab = steps.network_of(recipe, configuration, device), configuration.vocab_size
-        tokens = [data.random_tokens(batch, recipe.seq, vocab=vocab, device=device) for batch in batches]
-        step = steps.step_of(network, tokens[:1], recipe.changed(accumulation=1), backward_only=True)
-        optimizer: Any = step.optimizer  # type: ignore[attr-defined]
-        if isinstance(optimizer, stepping.GradientsOnHost):
-            optimizer._window = 0  # a few blocks do not fill it: no straight line; `_leaving` puts it back
-        hooks.append(step.hooks)  # type: ignore[attr-defined]
-        count = 0
+        tokens = data.random_tokens(batch, recipe.seq, vocab=vocab, device=device)
+        step: Any = steps.step_of(network, [tokens], recipe, backward_only=True)
+        if isinstance(step.optimizer, stepping.GradientsOnHost):
+            step.optimizer._window = 0  # a few blocks do not fill it: no straight line; `_beyond` puts it back
+        hooks.append(step.hooks)
+        return step  # type: ignore[no-any-return]
 
-        def one_pass() -> None:
-            nonlocal count
-            if count % passes == 0:
-                optimizer.zero_grad(set_to_none=True)
-            step([tokens[count // passes]])
-            count += 1
-
-        return one_pass
-
-    return _followed(build, which, 2 if whole else passes * len(batches), hooks)
+    return _followed(build, which, 2 if whole else 1, hooks)
 
 
 @lru_cache(maxsize=1024)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 MOST_TOKENS = 2**17  # of one micro-batch: beyond it no card of the presets gets faster
-CHECKPOINTS = (0, 1, 2)
+STEP_TOKENS = 2**15  # of a step of several micro-batches, where the batch is free: the optimizer's share is small then
+CHECKPOINTS = (0, 1)
 
 
 @dataclass(frozen=True)
@@ -44,27 +45,29 @@ def families(card: Card) -> list[Family]:
     bf16 = machine.native_dtypes(card.capability)["bf16"].native
     amp = "amp-bf16" if bf16 else "amp-fp16"
     ones = [
-        Family("fp32 AdamW", {"precision": "fp32", "optimizer": "adamw-fused"}, checkpoints=(0, 1), compiles=False),
+        Family("fp32 AdamW", {"precision": "fp32", "optimizer": "adamw-fused"}, compiles=False),
         Family("autocast", {"precision": amp, "optimizer": "adamw-fused"}),
         Family("autocast, 8-bit states", {"precision": amp, "optimizer": "adam8bit"}),
     ]
-    in_place = (("full", 8), ("in-place", 16))
+    in_place = (("in-place", 16),)  # no slower than the whole loss, and 16-bit weights are for small rooms
     if bf16:
         weights = {"precision": "bf16", "stochastic_rounding": True, "optimizer": "adamw8bit"}
         ones += [
             Family("16-bit weights, 8-bit states", weights, in_place),
-            Family("… gradients wait on the host", {**weights, "gradients": "host"}, in_place, (1, 2)),
-            Family("… stepped in backward", {**weights, "gradients": "in-backward"}, in_place, (1, 2)),
+            Family("… states wait on the host", {**weights, "offload": "states"}, in_place),
+            Family("… and the blocks' inputs", {**weights, "offload": "states+activations"}, in_place, (1,)),
+            Family("… gradients wait on the host", {**weights, "gradients": "host"}, in_place, (1,)),
+            Family("… stepped in backward", {**weights, "gradients": "in-backward"}, in_place, (1,)),
         ]
     if bf16:
         for what in ("optimizer", "optimizer+gradients"):
             ones.append(
                 Family(f"autocast, {what} on the host", {"precision": amp, "optimizer": "adamw", "offload": what},
-                       checkpoints=(0, 1), compiles=False)
+                       compiles=False)
             )  # fmt: skip
     for what in ("optimizer", "optimizer+gradients"):
         fields = {"precision": "fp16", "optimizer": "adamw", "offload": what}
-        ones.append(Family(f"fp16 weights, {what} and fp32 master on the host", fields, in_place, (0, 1), False))
+        ones.append(Family(f"fp16 weights, {what} and fp32 master on the host", fields, in_place, compiles=False))
     return ones
 
 
@@ -92,6 +95,13 @@ def candidates(
                 if recipe not in seen:
                     seen.add(recipe)
                     yield family.name, recipe
+
+
+def several(recipe: Recipe) -> Recipe | None:
+    """The same micro-batch as often as `STEP_TOKENS` ask for; None where that is once, or not possible."""
+    times = STEP_TOKENS // (recipe.batch * recipe.seq)
+    fields = {**recipe.to_dict(), "accumulation": times}
+    return Recipe.of(**fields) if times > 1 and conflict(fields) is None else None
 
 
 def splits(batch: int) -> list[tuple[int, int]]:

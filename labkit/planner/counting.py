@@ -77,6 +77,7 @@ def work(recipe: Recipe, card: str | None = None) -> Work:
     plain: dict[str, Any] = {
         "batch": 1, "checkpoint": 0, "accumulation": 1, "optimizer": "sgd", "compile": "none", "offload": "none",
         "gradients": "card", "stochastic_rounding": False, "clip": None, "expandable_segments": False,
+        "cuda_graph": False,
     }  # fmt: skip
     asked = recipe.changed(**{name: value for name, value in plain.items() if name in known})
     return _work(asked, machine.preset(card).name, stamp(asked.model))

@@ -90,6 +90,13 @@ def _turned_on(recipe: Recipe) -> list[tuple[str, str, str, dict[str, Any]]]:
         if recipe.offload.endswith("gradients"):
             what = "gradients leave at once, states wait and step on the host, over the bus"
         on.append((f"offload={recipe.offload}", what, "05", {"offload": "none", "optimizer": "adamw-fused"}))
+    if recipe.offload.startswith("states"):
+        moved = show_bytes(int(Shape.of(recipe).state_bytes(recipe)))
+        what = f"states wait on the host and step on the card: {moved} over the bus each way, once a step"
+        on.append((f"offload={recipe.offload}", what, "12", {"offload": "none"}))
+    if recipe.offload == "states+activations":
+        what = "the inputs of checkpointed blocks wait on the host, too"
+        on.append(("its activations", what, "05", {"offload": "states"}))
     if recipe.offload == "activations":
         on.append(("offload=activations", "what backward needs waits on the host", "05", {"offload": "none"}))
     if recipe.gradients == "host":
@@ -154,7 +161,7 @@ def tree(plain: Recipe, best: Recipe | None, card: Card, room: Room) -> tuple[No
     )  # fmt: skip
     if not enough:
         nodes += _fewer_bytes(shape, limit, best)
-    stored = best is not None and not best.checkpoint and best.offload != "activations"
+    stored = best is not None and not best.checkpoint and not best.offload.endswith("activations")
     shown = plain if best is None else best.changed(checkpoint=0, offload="none")
     kept = shape.activation_bytes(shown)
     nodes.append(

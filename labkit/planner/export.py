@@ -267,6 +267,13 @@ def _optimizer(recipe: Recipe, parts: _Parts) -> None:
             "optimizer = CPUOffloadOptimizer(",
             f"    model.parameters(), torch.optim.AdamW, offload_gradients={send}, lr=args.lr", ")",
         ]  # fmt: skip
+    elif recipe.offload.startswith("states"):
+        parts.use("from labkit import stepping")
+        parts.use("from labkit.streaming import StatesOnHost")
+        lines += [
+            "optimizer = StatesOnHost(", f"    stepping.by_block(model), {make},",
+            f"    gradients_on_host={recipe.gradients == 'host'}, clip={recipe.clip},", ")",
+        ]  # fmt: skip
     elif recipe.gradients == "host":
         parts.use("from labkit import stepping")
         lines.append(f"optimizer = stepping.GradientsOnHost(stepping.by_block(model), {make}, clip={recipe.clip})")
@@ -299,13 +306,14 @@ def _step(recipe: Recipe, parts: _Parts) -> None:
     if recipe.precision.startswith("amp"):
         kind = "bfloat16" if recipe.precision == "amp-bf16" else "float16"
         parts.around = f"torch.autocast(device.type, dtype=torch.{kind})"
-    if recipe.offload == "activations":
+    if recipe.offload.endswith("activations"):
         parts.use("from labkit.offload import Prefetching")
         parts.optimizer.append("hooks = Prefetching(keep=model)  # what backward needs waits on the host")
         parts.around = "hooks" if parts.around == "nullcontext()" else f"{parts.around}, hooks"
     if recipe.gradients.startswith("in-backward"):
         return  # backward has stepped already
     own_clip = recipe.clip is not None and recipe.gradients == "card" and recipe.precision != "fp16"
+    own_clip = own_clip and not recipe.offload.startswith("states")
     clip = f"torch.nn.utils.clip_grad_norm_(model.parameters(), {recipe.clip})"
     if recipe.precision == "amp-fp16":
         parts.backward = "scaler.scale(loss).backward()"

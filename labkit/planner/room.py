@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from ..units import UserError, show_bytes
+from ..units import MiB, UserError, show_bytes
 from .shape import Shape, stamp
 
 if TYPE_CHECKING:
@@ -16,10 +16,16 @@ if TYPE_CHECKING:
 # of a reserved peak that was predicted exactly: the farthest of 394 recipes in bench/results/memory.md and
 # memory-fresh.md is off by 4.4 %, 95 of 100 by nothing
 MARGIN = 0.02
-# reserved over allocated, of which an estimate knows nothing but the middle: of one recipe in ten it is more
-# how far below an estimate the exact reserved peak was, in data/reference/plan-h200.jsonl
-LOWER = {"card": 0.95, "host": 0.6}
-SCATTERED, EAGER_BAND = 1.2, 1.02
+# a compiled block's peak was above its prediction by 265 MiB at most (bench/results/memory-experiments.md, compiled
+# what=blocks, and lesson 12's rows in data/reference)
+COMPILED_REST = 320 * MiB
+# torchao's compiled step of one tensor keeps temporary copies that the prediction does not know: up to 8 bytes for each
+# number of the largest tensor beyond it (data/reference/plan-h200.jsonl, adamw8bit with gradients=card)
+TEMPORARY = 9
+# what was reserved, over an estimate of what is allocated: the farthest both ways in data/reference, where segments
+# expand, where they do and a whole loss meets checkpointing, and where they do not
+HOPE = 1.0  # times the least that was found, 0.98, with `MARGIN`
+EXPANDED, UNEVEN, SCATTERED = 1.07, 1.25, 1.37
 _STATES = {"adamw": 2, "adamw-fused": 2, "adamw-forloop": 2, "sgd": 0, "sgd-momentum": 1}  # in weights' bytes
 
 
@@ -42,7 +48,7 @@ class Room:
         return need.worst_bytes <= self.limit_bytes and self.hosts(need)
 
     def may_fit(self, need: Need) -> bool:
-        """Whether it fits by the lower end of its prediction."""
+        """Whether an exact prediction may say that it fits."""
         return need.hope_bytes <= self.limit_bytes and self.hosts(need)
 
     def hosts(self, need: Need) -> bool:
@@ -68,7 +74,7 @@ class Need:
     reserved_bytes: int
     host_bytes: int
     worst_bytes: int
-    hope_bytes: int = 0  # by the lower end
+    hope_bytes: int = 0  # what ``worst_bytes`` of an exact prediction may come down to
     exact: bool = False
 
 
@@ -85,17 +91,28 @@ def _need(recipe: Recipe, card: str, stamped: int) -> Need:
     peaks = (found.first, found.steady)
     reserved = max(p.reserved_bytes for p in peaks)
     allocated = max(p.allocated_bytes for p in peaks)
-    worst = reserved * found.band[1]
-    if not recipe.expandable_segments:
-        worst = max(worst, SCATTERED * allocated * EAGER_BAND)
-    hope = LOWER["host" if recipe.gradients == "host" or recipe.offload == "activations" else "card"] * reserved
-    return Need(allocated, reserved, found.host.total_bytes, int(worst), int(hope))
+    uneven = recipe.checkpoint and recipe.loss == "full"
+    high = SCATTERED if not recipe.expandable_segments else UNEVEN if uneven else EXPANDED
+    worst = int(max(high, found.band[1] if recipe.compile == "whole" else 1.0) * allocated) + _unseen(recipe)
+    hope = int(HOPE * allocated) + _unseen(recipe)
+    return Need(allocated, reserved, found.host.total_bytes, worst, hope)
+
+
+def _unseen(recipe: Recipe) -> int:
+    """Bytes that a prediction may miss."""
+    compiled = COMPILED_REST if recipe.compile == "blocks" else 0
+    if (
+        recipe.optimizer not in ("adamw8bit", "adamw4bit")
+        or recipe.gradients == "host"
+        or recipe.offload.startswith("states")
+    ):
+        return compiled
+    return compiled + TEMPORARY * Shape.of(recipe).largest
 
 
 def exact_need(recipe: Recipe, card: Card) -> Need:
     """The same from a prediction of the whole step, at the model's full depth: seconds, where `need` takes a part of
-    one. A compiled step has its band all the same (torchao's compiled optimizer
-    needs none: it keeps what an eager one does)."""
+    one. What a prediction is known to miss is added all the same."""
     return _exact(recipe, card.name, stamp(recipe.model))
 
 
@@ -103,17 +120,20 @@ def exact_need(recipe: Recipe, card: Card) -> Need:
 def _exact(recipe: Recipe, card: str, stamped: int) -> Need:
     from .. import memory
 
-    report = memory.predict_recipe(recipe, card=card)
+    # where gradients wait in a place of their own, another micro-batch brings no more than a copy of one of them
+    apart = recipe.accumulation > 1 and (recipe.gradients == "host" or recipe.offload.startswith("states"))
+    alike = recipe.changed(accumulation=1 if apart else min(2, recipe.accumulation))
+    report = memory.predict_recipe(alike, card=card)
     assert report.first is not None
     assert report.steady is not None
     peaks = (report.first, report.steady)
-    allocated, reserved = max(p.allocated_bytes for p in peaks), max(p.reserved_bytes for p in peaks)
-    high = (
-        1 + MARGIN
-        if recipe.compile == "none" or report.band_bytes is None
-        else report.band_bytes[1] / report.steady.allocated_bytes
-    )
-    return Need(allocated, reserved, _need(recipe, card, stamped).host_bytes, int(reserved * high), reserved, True)
+    added = Shape.of(recipe).largest * Shape.of(recipe).gradient_bytes(recipe) * apart
+    allocated, reserved = (added + max(getattr(p, f"{k}_bytes") for p in peaks) for k in ("allocated", "reserved"))
+    high = 1 + MARGIN
+    if recipe.compile == "whole" and report.band_bytes is not None:
+        high = report.band_bytes[1] / report.steady.allocated_bytes
+    worst = int(reserved * high) + _unseen(recipe)
+    return Need(allocated, reserved, _need(recipe, card, stamped).host_bytes, worst, reserved, True)
 
 
 def least_bytes(recipe: Recipe, shape: Shape) -> int:
@@ -124,6 +144,7 @@ def least_bytes(recipe: Recipe, shape: Shape) -> int:
     states = {"adam8bit": 2.0, "adamw8bit": 2.0, "adamw4bit": 1.0}.get(recipe.optimizer)
     if states is None:
         states = _STATES[recipe.optimizer] * (4.0 if recipe.precision == "fp16" else weight)
+    states = 0.0 if recipe.offload.startswith("states") else states
     master = 4 if recipe.precision == "fp16" else 0
     waiting = weight if recipe.gradients == "card" else 0
     return int(shape.parameters * (weight + waiting + states + master))
@@ -132,9 +153,10 @@ def least_bytes(recipe: Recipe, shape: Shape) -> int:
 def rough_bytes(recipe: Recipe, shape: Shape) -> float:
     """A guess of a recipe's peak from shapes alone, to put candidates in order before anything is predicted."""
     tokens, stored = recipe.batch * recipe.seq, recipe.changed(checkpoint=0, offload="none")
-    kept = shape.activation_bytes(stored) * (0.1 if recipe.offload == "activations" else 1.0)
+    kept = shape.activation_bytes(stored) * (0.1 if recipe.offload.endswith("activations") else 1.0)
     if recipe.checkpoint:
         inputs = shape.activation_bytes(recipe) / recipe.checkpoint
+        inputs *= 0.1 if recipe.offload.endswith("activations") else 1.0
         kept = inputs + shape.activation_bytes(stored) * recipe.checkpoint / shape.layers
     pieces = 1 if recipe.loss == "full" else recipe.loss_chunks
     logits = tokens * shape.vocabulary * (12 if recipe.precision == "fp32" else 14) / pieces

@@ -9,12 +9,11 @@ from pathlib import Path
 
 from ..recipes import Recipe
 
-_PIECE = 2**24  # numbers that `stepping.GradientsOnHost` steps at once
-
 
 @dataclass(frozen=True)
 class Shape:
-    """``parameters`` in ``tensors`` tensors, in ``layers`` blocks of ``width``; ``ends``: parameters outside them."""
+    """``parameters`` in ``tensors`` tensors, in ``layers`` blocks of ``width``; ``ends``: parameters outside them;
+    ``largest``: numbers of the largest tensor."""
 
     layers: int
     width: int
@@ -22,6 +21,7 @@ class Shape:
     tensors: int
     ends: int
     vocabulary: int
+    largest: int = 0
 
     @classmethod
     def of(cls, recipe: Recipe) -> Shape:
@@ -29,11 +29,16 @@ class Shape:
         plain = Recipe.of(model=recipe.model, batch=1, seq=1)
         return _shape(plain, stamp(recipe.model))
 
-    @property
-    def pieces(self) -> int:
-        """In how many pieces `stepping.GradientsOnHost` steps."""
+    def state_bytes(self, recipe: Recipe) -> float:
+        """Bytes of the optimizer's states: quantised ones with their scales in fp32, one for each block."""
+        each = {"adam8bit": 2 + 8 / 256, "adamw8bit": 2 + 8 / 64, "adamw4bit": 1 + 8 / 64, "sgd": 0.0}
+        moments = 1 if recipe.optimizer == "sgd-momentum" else 2
+        return self.parameters * each.get(recipe.optimizer, moments * self.weight_bytes(recipe))
+
+    def pieces(self, most: int) -> int:
+        """In how many pieces of `most` numbers `stepping.GradientsOnHost` and `streaming.StatesOnHost` step."""
         block = (self.parameters - self.ends) / self.layers
-        return self.layers * math.ceil(block / _PIECE) + math.ceil(self.ends / _PIECE)
+        return self.layers * math.ceil(block / most) + math.ceil(self.ends / most)
 
     def weight_bytes(self, recipe: Recipe) -> int:
         """Bytes of one weight on the card."""
@@ -80,4 +85,5 @@ def _shape(recipe: Recipe, stamped: int) -> Shape:
         tensors=len(sizes),
         ends=sum(count for p, count in sizes.items() if p not in inside),
         vocabulary=int(configuration.vocab_size),
+        largest=max(sizes.values()),
     )
