@@ -4,9 +4,10 @@
     python bench/plan.py measure --out rows.jsonl        # on a card, alone on it; goes on where it was stopped
     python bench/plan.py table                           # bench/results/plan.md, from data/reference/plan-h200.jsonl
 
-For each pair of model and sequence length about 30 recipes are measured once, without a cap. Under a budget those fit
-whose measured reserved peak is within it; the fastest of them is what the plan's pick is held against. The planner
-chooses among the same recipes, by its predictions alone.
+For each pair of model and sequence length recipes are measured once, without a cap: those that plans choose under any
+of the budgets, their neighbours, and what else is fast by a guess that knows nothing of the predictor. Under a budget
+those fit whose measured reserved peak is within it; the fastest of them is what the plan's pick is held against. The
+planner chooses among the same recipes, by its predictions alone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import argparse
 import fcntl
 import gc
 import json
-import random
 import statistics
 import tempfile
 import time
@@ -37,56 +37,78 @@ PAIRS = (
     (LONGER, 2048, "test", 18),
 )  # fmt: skip
 BUDGETS = (8, 12, 16, 6, 24, 40)  # GiB
-COUNT, DRAWN = 30, 10  # recipes of a pair; of them, drawn at random from what fits the largest budget
+COUNT, PICKED = 30, 14  # recipes of a pair; of them, that plans choose, or neighbours of those
 WARM, TIMED = 2, 4
+STARTING = 70  # seconds until the first of them can measure
+SLOW = 0.4  # seconds: of a longer step, half as many are measured
+COMPILED = 7  # shapes of a pair that are compiled beforehand, in the order in which they are measured
+SEGMENTS = "expandable_segments:True"
 MOST_TOKENS = 2**15  # of a micro-batch
 
 
 def choose(arguments: argparse.Namespace) -> None:
-    """For each pair: the fastest by estimated time under each budget, in turns, and some drawn at random.
-
-    Memory is only guessed here (`rough_bytes`): which recipes are measured must not hang on the predictor.
-    """
+    """For each pair: what plans choose under each budget, the first of all budgets before the second; their uncompiled
+    twins and neighbours in size; and the fastest by estimated time whose memory is only guessed (`rough_bytes`): which
+    recipes are measured must not hang on the predictor alone."""
     from labkit import machine, quiet
+
+    quiet.transformers()
+    card = machine.preset("h200")
+    CANDIDATES.write_text("", "utf-8")
+    for model, seq, _, _ in PAIRS:
+        picks = _picks(card, model, seq)
+        order = dict.fromkeys((*picks, *_guessed(card, model, seq)))
+        with CANDIDATES.open("a", encoding="utf-8") as out:
+            for recipe in list(order)[:COUNT]:
+                out.write(json.dumps({"pair": f"{model} {seq}", "recipe": recipe.to_dict()}) + "\n")
+        print(f"{model} {seq}: {len(picks)} picked, {min(len(order), COUNT)} in all", flush=True)
+
+
+def _picks(card: Any, model: str, seq: int) -> list[Any]:
+    """What plans choose, by rank; then twins and neighbours of the first ones."""
+    from labkit.planner import candidates, search
+    from labkit.planner.room import Room
+
+    ones = [c for c in candidates.candidates(card, model=model, batch=1, seq=seq) if _quick(c[1])]
+    plans = [search.fastest(ones, card, Room(card, budget * 2**30), batch=None) for budget in BUDGETS]
+    ranks = [[p[rank].recipe.changed(expandable_segments=True) for p in plans if rank < len(p)] for rank in range(3)]
+    first = list(dict.fromkeys(ranks[0]))
+    around = []
+    for recipe in first:
+        place = candidates.BATCHES.index(recipe.batch)
+        for near in candidates.BATCHES[max(place - 1, 0) : place + 2 : 2]:
+            around.append(candidates.several(recipe.changed(batch=near, accumulation=1)) or recipe.changed(batch=near))
+    twins = [recipe.changed(compile="none") for recipe in first]
+    return list(dict.fromkeys((*first, *ranks[1], *twins[:2], *around[::2], *ranks[2], *around[1::2])))[:PICKED]
+
+
+def _guessed(card: Any, model: str, seq: int) -> list[Any]:
+    """The fastest by estimated time under each budget, in turns, memory guessed from shapes; one size of a structure
+    under one budget."""
     from labkit.planner import candidates, roofline
     from labkit.planner.room import rough_bytes
     from labkit.planner.shape import Shape
 
-    quiet.transformers()
-    card = machine.preset("h200")
-    there = {row["pair"] for row in _rows(CANDIDATES)}
-    for model, seq, _, _ in PAIRS:
-        if f"{model} {seq}" in there:
-            continue
-        rng = random.Random(f"{model} {seq}")
-        sizes = [b for b in candidates.BATCHES if b * seq <= MOST_TOKENS]
-        ones = [r.changed(batch=b) for _, r in _structures(card, model, seq) for b in sizes]
-        shape = Shape.of(ones[0])
-        need = {r: rough_bytes(r, shape) for r in ones}
-        fitting = [r for r in ones if need[r] <= max(BUDGETS) * 2**30]
-        speed = {r: r.tokens / roofline.estimate(r, card, shape=shape).seconds for r in fitting}
-        ranks = [sorted((r for r in fitting if need[r] <= b * 2**30), key=lambda r: -speed[r]) for b in BUDGETS]
-        chosen: dict[Any, None] = {}
-        for rank in range(40):
-            for found in ranks:
-                if rank < len(found) and len(chosen) < COUNT - DRAWN:
-                    chosen.setdefault(found[rank])
-        first = list(chosen)
-        drawn = [r for r in rng.sample(fitting, min(len(fitting), COUNT)) if r not in chosen][:DRAWN]
-        turns = [r for pair in zip(first[::2], first[1::2], drawn, strict=False) for r in pair]
-        order = [*turns, *(r for r in (*first, *drawn) if r not in turns)]
-        order.sort(key=lambda r: r.offload.startswith("optimizer"))  # slow to set up: last
-        with CANDIDATES.open("a", encoding="utf-8") as out:
-            for recipe in order:
-                out.write(json.dumps({"pair": f"{model} {seq}", "recipe": recipe.to_dict()}) + "\n")
-        print(f"{model} {seq}: {len(order)} of {len(fitting)}", flush=True)
+    sizes = [b for b in candidates.BATCHES if b * seq <= MOST_TOKENS]
+    ranks = []
+    ones = [r for _, r in candidates.candidates(card, model=model, batch=1, seq=seq) if _quick(r)]
+    shape = Shape.of(ones[0])
+    for budget in BUDGETS:
+        largest = []
+        for one in ones:
+            fitting = [b for b in sizes if rough_bytes(one.changed(batch=b), shape) <= budget * 2**30]
+            if fitting:
+                recipe = one.changed(batch=fitting[-1])
+                largest.append(candidates.several(recipe) or recipe)
+        ranks.append(sorted(largest, key=lambda r: roofline.estimate(r, card, shape=shape).seconds / r.tokens))
+    return list(dict.fromkeys(rank[n] for n in range(12) for rank in ranks if n < len(rank)))
 
 
-def _structures(card: Any, model: str, seq: int) -> Any:
-    """Without compiled blocks: a compilation for each of thirty shapes would take longer than everything else."""
-    from labkit.planner import candidates
-
-    return candidates.candidates(card, model=model, batch=1, seq=seq, compile=False)
+def _quick(recipe: Any) -> bool:
+    """Whether it is measured in seconds: masters on the host take half a minute to make, and torchao compiles its step
+    for every shape of a weight where these are not in one piece."""
+    apart = recipe.gradients == "host" or recipe.offload.startswith("states")
+    return not recipe.offload.startswith("optimizer") and (recipe.optimizer != "adamw8bit" or apart)
 
 
 def measure(arguments: argparse.Namespace) -> None:
@@ -97,12 +119,14 @@ def measure(arguments: argparse.Namespace) -> None:
         lock = Path(folder, "lock")
         lock.touch()
         end = time.time() + arguments.limit_s
+        share = max(arguments.limit_s - STARTING, 60) / sum(pair[3] for pair in PAIRS)
         tasks = [pair for pair in PAIRS if not arguments.only or arguments.only == f"{pair[0]} {pair[1]}"]
         apart.run(
             tasks,
             lambda pair: ["pair", "--out", str(out), "--lock", str(lock), "--pair", f"{pair[0]} {pair[1]}",
-                          "--seconds", str(arguments.seconds or pair[3]), "--end", str(end)],
-            jobs=arguments.jobs, seconds=arguments.limit_s, name=lambda pair: f"{pair[0]} {pair[1]}",
+                          "--seconds", str(arguments.seconds or pair[3] * share), "--end", str(end)],
+            jobs=arguments.jobs, seconds=arguments.limit_s - 60, name=lambda pair: f"{pair[0]} {pair[1]}",
+            environment=lambda pair: {"PYTORCH_ALLOC_CONF": SEGMENTS, "TORCHINDUCTOR_COMPILE_THREADS": "4"},
         )  # fmt: skip
     print(f"{len(list(_rows(out)))} rows in {out}")
 
@@ -130,7 +154,7 @@ def measure_pair(arguments: argparse.Namespace) -> None:
     where, count = {**provenance(), "command": "python bench/plan.py measure"}, 0
     gc.collect()
     gc.freeze()  # collecting afterwards takes no time for what is imported
-    _compile_optimizers([Recipe.of(**task) for task in tasks], device)
+    _compile([Recipe.of(**task) for task in tasks], device)
     with open(arguments.lock) as held, open(arguments.out, "a", encoding="utf-8") as out:
         fcntl.flock(held, fcntl.LOCK_EX)
         start = time.time()
@@ -146,14 +170,23 @@ def measure_pair(arguments: argparse.Namespace) -> None:
     print(f"{arguments.pair}: {count} measured in {time.time() - start:.0f} s")
 
 
-def _compile_optimizers(recipes: list[Any], device: Any) -> None:
-    """torchao compiles its step for every shape of a weight, half a minute in all: before the card's turn, by one step
-    on a few tokens for each way that gradients come."""
+def _compile(recipes: list[Any], device: Any) -> None:
+    """Before the card's turn: a step of one block for each shape that the compiler asks for. torchao compiles its step
+    for every piece of weights, Inductor each block for its batch."""
+    import torch._dynamo
+
     from labkit.measuring import release
 
-    for gradients in dict.fromkeys(r.gradients for r in recipes if r.optimizer == "adamw8bit"):
-        one = next(r for r in recipes if r.optimizer == "adamw8bit" and r.gradients == gradients)
-        step = one.changed(batch=1, seq=16, checkpoint=0, loss="full", compile="none").experiment()(device)
+    # a shape that was compiled for once is compiled as it is, also where another came before
+    torch._dynamo.config.automatic_dynamic_shapes = False
+    torch._dynamo.config.recompile_limit = 256
+    shapes: dict[Any, Any] = {}
+    for r in recipes:
+        block = (r.batch, r.precision, bool(r.checkpoint)) if r.compile == "blocks" else None
+        shapes.setdefault((block, r.optimizer, r.gradients, r.offload), r)
+    for one in list(shapes.values())[:COMPILED]:
+        step = one.changed(accumulation=1).experiment(layers=1)(device)
+        step()
         step()
         del step
         release()
@@ -188,11 +221,13 @@ def _steps(recipe: Any, device: Any) -> dict[str, Any]:
     step()
     torch.cuda.synchronize()
     first, cold = _peaks(), time.perf_counter() - began
+    began = time.perf_counter()
     for _ in range(WARM - 1):
         step()
     torch.cuda.synchronize()
+    count = TIMED // 2 if (time.perf_counter() - began) / (WARM - 1) > SLOW else TIMED
     torch.cuda.reset_peak_memory_stats()
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(TIMED)]
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
     for begin, end in events:
         begin.record()
         step()
@@ -222,7 +257,7 @@ def main() -> None:
     parser.add_argument("what", choices=("choose", "measure", "table", "pair"))
     parser.add_argument("--out", default=str(ROOT / "runs" / "plan.jsonl"))
     parser.add_argument("--only", help="of `measure`: one pair, such as 'gpt2 512'")
-    parser.add_argument("--jobs", type=int, default=3, help="processes; one of them measures, the others start")
+    parser.add_argument("--jobs", type=int, default=5, help="processes; one of them measures, the others start")
     parser.add_argument("--limit-s", type=float, default=3600, help="of `measure`: for everything together")
     parser.add_argument("--seconds", type=float, help="of `measure`: for each pair, instead of its share")
     for hidden in ("--pair", "--lock"):

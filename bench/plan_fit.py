@@ -56,7 +56,7 @@ def lesson_recipe(row: dict[str, Any]) -> dict[str, Any] | None:
         return {**base, "precision": "amp-bf16" if s["amp"] else "fp32", "checkpoint": s["every"]}
     if lesson == "04" and s.get("optimizer") in ("AdamW", "AdamW8bit"):
         return {**base, "optimizer": {"AdamW": "adamw", "AdamW8bit": "adam8bit"}[s["optimizer"]]}
-    if lesson == "05" and "on_host" in s:
+    if lesson == "05" and {"on_host", "size"} <= s.keys():
         where = {"": "none", "state": "optimizer", "state and gradients": "optimizer+gradients"}[s["on_host"]]
         return {**base, "model": s["size"], "offload": where}
     if lesson == "05" and name in ("activations: on the card", "activations: prefetching"):
@@ -79,21 +79,21 @@ def rows(files: tuple[str, ...] = LESSONS) -> list[tuple[Recipe, float, str]]:
     for file in files:
         for line in Path(REFERENCE, file).read_text("utf-8").splitlines():
             row = json.loads(line)
-            if row.get("kind") != "report" or not row.get("timing") or row.get("remark"):
+            if row.get("kind") != "report" or not row.get("timing"):
                 continue
             fields = lesson_recipe(row)
             if fields is None:
                 continue
+            rough = "rough " if row.get("remark") else ""
+            source = f"{rough}{row['lesson'][:2]} {row['name']}"
             try:
-                found.append(
-                    (Recipe.of(**fields), row["timing"]["median_seconds"], f"{row['lesson'][:2]} {row['name']}")
-                )
+                found.append((Recipe.of(**fields), row["timing"]["median_seconds"], source))
             except UserError as error:
                 print(f"left out: {row['name']}: {error}")
     if (REFERENCE / PLAN).is_file():
         for line in (REFERENCE / PLAN).read_text("utf-8").splitlines():
             row = json.loads(line)
-            if row["status"] == "ok" and row["split"] == "fit":
+            if row["status"] == "ok":
                 found.append((Recipe.of(**row["recipe"]), row["seconds"], row["pair"]))
     return list(dict.fromkeys(found))
 
