@@ -73,7 +73,7 @@ def test_pinned_blocks_are_powers_of_two() -> None:
 def test_gradients_on_the_host_take_what_is_said(model: str, checkpoint: int) -> None:
     recipe = Recipe.of(model=model, batch=1, seq=8, gradients="host", checkpoint=checkpoint)
     step: Any = recipe.experiment()(torch.device("cpu"))
-    buffers = [group.buffer.numel() * group.host.element_size() for group in step.optimizer._groups]
+    buffers = [group.buffer.numel() * group.buffer.element_size() for group in step.optimizer._groups]
     assert host_memory(recipe) == HostMemory(sum(map(pinned, buffers)))
 
 
