@@ -1298,10 +1298,24 @@ lab.check.words(
 # 3. Look at *who is alive*, not at who asked last. Accumulation cures a batch that is too large, never a sequence or
 #    a model that is.
 #
-# Next: [lesson 02](02_mixed_precision.ipynb), mixed precision. Where the memory went in this run, and what
-# became of the claims:
+# What would have made the first step fit? Each of the lessons that follow adds a switch. `lab.plan` tries all of them
+# for a model, a card and a batch: it predicts the memory of each recipe, estimates its time from counted operations and
+# bytes, and keeps the fastest that fit. (Compiled blocks are left out here: searching them takes longer.) Its rows
+# read from the left: a way to keep weights, gradients and state; how the 8 sequences are split into micro-batches; the
+# reserved peak; an estimated speed, good for an order and not for a promise; the switches. `print(plan)` says what
+# each switch saves and costs, and which lesson it belongs to.
+#
+# Next: [lesson 02](02_mixed_precision.ipynb), mixed precision. Below the plan: where the memory went in this run, and
+# what became of the claims.
 
 # %% name="finish"
+plan = lab.plan("gpt2", budget=BUDGET, batch=8, seq=1024, compile=False)
+wanted = show(plan.plain_need.reserved_bytes)
+print(
+    f"{plan.plain}, fp32: {wanted}, which {'fits' if plan.nothing_needed else 'does not fit'}"
+)
+lab.table(plan.columns, plan.rows)
+
 print(f"{small.name}, peak {show(peak)} ({small.source}):")
 for name, nbytes in sorted(found.items(), key=lambda item: -item[1]):
     print(f"  {name:18s} {show(nbytes):>10s}  {nbytes / peak:5.1%}")

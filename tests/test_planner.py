@@ -269,6 +269,11 @@ def test_the_document_has_what_was_agreed(plan):
     assert 0 < first["allocated_bytes"] <= first["reserved_bytes"] <= document["budget_bytes"]
 
 
+def test_a_plan_is_a_table(plan):
+    assert [len(row) for row in plan.rows] == [len(plan.columns)] * len(plan.choices)
+    assert plan.rows[0][0] == plan.best.family
+
+
 def test_each_switch_has_its_price_and_its_lesson(plan):
     gelu = next(s for s in plan.why if s.name.startswith("activation"))
     without = plan.recipe.changed(activation="gelu_new")

@@ -54,10 +54,15 @@ def families(card: Card) -> list[Family]:
         weights = {"precision": "bf16", "stochastic_rounding": True, "optimizer": "adamw8bit"}
         ones += [
             Family("16-bit weights, 8-bit states", weights, in_place),
-            Family("… states wait on the host", {**weights, "offload": "states"}, in_place),
-            Family("… and the blocks' inputs", {**weights, "offload": "states+activations"}, in_place, (1,)),
-            Family("… gradients wait on the host", {**weights, "gradients": "host"}, in_place, (1,)),
-            Family("… stepped in backward", {**weights, "gradients": "in-backward"}, in_place, (1,)),
+            Family("16-bit weights, 8-bit states on the host", {**weights, "offload": "states"}, in_place),
+            Family(
+                "16-bit weights, states and blocks' inputs on the host",
+                {**weights, "offload": "states+activations"},
+                in_place,
+                (1,),
+            ),
+            Family("16-bit weights, gradients on the host", {**weights, "gradients": "host"}, in_place, (1,)),
+            Family("16-bit weights, stepped in backward", {**weights, "gradients": "in-backward"}, in_place, (1,)),
         ]
     if bf16:
         for what in ("optimizer", "optimizer+gradients"):
@@ -83,7 +88,7 @@ def candidates(
         for (loss, chunks), every, compiled, offload in itertools.product(
             family.losses, family.checkpoints, compiles, kept
         ):
-            if offload == "activations" and (every or compiled != "none" or family.name.startswith("…")):
+            if offload == "activations" and (every or compiled != "none" or "gradients" in family.fields):
                 continue  # a checkpointed block keeps so little that moving it gains nothing
             fields = {
                 "model": model, "batch": batch, "seq": seq, "attention": "sdpa", "activation": "gelu_pytorch_tanh",

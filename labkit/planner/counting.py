@@ -1,7 +1,7 @@
 """What a training step does, counted: operations and bytes of every kernel, by phase, from a run on ghosts.
 
-A model's blocks repeat, and each kernel's operations and bytes are linear in the batch: two runs of a model of two
-blocks, with two batches, tell the work of any depth and batch in the same formats (`Work.at`).
+A model's blocks repeat, and each kernel's operations and bytes are linear in the batch: two runs of a model of one
+block, with two batches, tell the work of any depth and batch in the same formats (`Work.at`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PRODUCT, PRODUCT32, ATTENTION, PLAIN = range(4)  # of 16-bit and of 32-bit matrices; fused attention; all else
 FORWARD, BACKWARD = range(2)
-DEPTH, BATCHES = 2, (2, 3)  # with one sequence, some copies are views
+DEPTH, BATCHES = 1, (2, 3)  # with one sequence, some copies are views
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 _ATTENTION = ("_scaled_dot_product", "_flash_attention", "_efficient_attention", "_cudnn_attention")
 _NO_KERNEL = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "_local_scalar_dense")
@@ -79,8 +79,11 @@ def work(recipe: Recipe, card: str | None = None) -> Work:
         "gradients": "card", "stochastic_rounding": False, "clip": None, "expandable_segments": False,
         "cuda_graph": False,
     }  # fmt: skip
+    preset = machine.preset(card)
+    if recipe.precision == "fp16" and preset.capability >= (8, 0):
+        plain["precision"] = "bf16"  # the same kernels, and no master copies to follow
     asked = recipe.changed(**{name: value for name, value in plain.items() if name in known})
-    return _work(asked, machine.preset(card).name, stamp(asked.model))
+    return _work(asked, preset.name, stamp(asked.model))
 
 
 @lru_cache(maxsize=512)

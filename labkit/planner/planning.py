@@ -17,6 +17,7 @@ from .candidates import candidates, plain
 from .explanation import Node, Row, Switch
 from .room import Need, Room, host_memory, need
 from .search import Choice
+from .text import COLUMNS, cells
 
 GOALS = ("fastest", "largest-batch", "longest")
 START_BATCH = 8  # of the plain step that a plan is held against, where no batch was asked for
@@ -59,6 +60,13 @@ class Plan:
     def nothing_needed(self) -> bool:
         """Whether the plain step fits as it is."""
         return self.room.fits(self.plain_need)
+
+    columns = COLUMNS
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """One row of text cells for each choice, under `columns`."""
+        return [cells(choice) for choice in self.choices]
 
     @cached_property
     def why(self) -> tuple[Switch, ...]:

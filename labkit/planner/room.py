@@ -120,14 +120,15 @@ def exact_need(recipe: Recipe, card: Card) -> Need:
 def _exact(recipe: Recipe, card: str, stamped: int) -> Need:
     from .. import memory
 
-    # where gradients wait in a place of their own, another micro-batch brings no more than a copy of one of them
+    # where gradients wait in a place of their own, another micro-batch brings no more than a copy of one of them, and
+    # not even that where the place is on the card and was there for the first
     apart = recipe.accumulation > 1 and (recipe.gradients == "host" or recipe.offload.startswith("states"))
     alike = recipe.changed(accumulation=1 if apart else min(2, recipe.accumulation))
     report = memory.predict_recipe(alike, card=card)
     assert report.first is not None
     assert report.steady is not None
     peaks = (report.first, report.steady)
-    added = Shape.of(recipe).largest * Shape.of(recipe).gradient_bytes(recipe) * apart
+    added = Shape.of(recipe).largest * Shape.of(recipe).gradient_bytes(recipe) * (apart and recipe.gradients == "host")
     allocated, reserved = (added + max(getattr(p, f"{k}_bytes") for p in peaks) for k in ("allocated", "reserved"))
     high = 1 + MARGIN
     if recipe.compile == "whole" and report.band_bytes is not None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..machine import Card
 
 SHOWN = 3  # plans of an answer
-FURTHER = 2  # structures that are still looked at for the second and third, once the first is found
+FURTHER = 1  # structures that are still looked at for the second and third, once the first is found
 ALIKE = 0.03  # predicted speeds closer than this count as equal: the gentler recipe comes first
 CONFIRMED = 96  # transformer blocks followed in exact predictions, as long as something else surely fits
 FEW = 2  # candidates that are predicted to name the nearest miss
