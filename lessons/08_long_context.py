@@ -823,7 +823,8 @@ lab.guess(
 )
 
 # %% name="made"
-lengths = [1024, 16384]
+# FlexAttention is compiled for the first length, then once for all; for 16384 alone it takes minutes
+lengths = [1024, 4096, 16384]
 if FLEX:
     torch.compiler.reset()  # else what was compiled above is generalised to these shapes, which can hang
 made = {
@@ -832,7 +833,7 @@ made = {
     "window, FlexAttention": reports_of(
         made_for_length,
         "Mistral-type, window, FlexAttention",
-        [16384],  # each further length is compiled anew, for 15 seconds
+        lengths,
         here=FLEX,
         attention="flex_attention",
     ),
