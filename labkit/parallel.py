@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import datetime
 import os
+import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -197,14 +198,7 @@ def _run(build: Callable[[], Callable[[], Any]], place: Place, warmup: int, step
     step = build()
     for _ in range(warmup):
         step()
-    seconds = None
-    if steps:
-        idle(place)
-        start = time.perf_counter()
-        for _ in range(steps):
-            step()
-        idle(place)
-        seconds = (time.perf_counter() - start) / steps
+    seconds = _seconds(step, place, steps) if steps else None
     if place.device.type != "cuda":
         return Side("ok", seconds=seconds, loss=_value(step()))
     let_go(place)
@@ -214,6 +208,59 @@ def _run(build: Callable[[], Callable[[], Any]], place: Place, warmup: int, step
     stats = torch.cuda.memory_stats()
     peaks = {f"{name}_bytes": stats[f"{name}_bytes.all.peak"] for name in ("allocated", "requested", "reserved")}
     return Side("ok", seconds=seconds, loss=loss, device_bytes=machine.device_bytes(), **peaks)
+
+
+def _seconds(step: Callable[[], Any], place: Place, steps: int) -> float:
+    """Of one step, from one point at which all ranks and cards are idle to the next, over `steps` steps."""
+    idle(place)
+    start = time.perf_counter()
+    for _ in range(steps):
+        step()
+    idle(place)
+    return (time.perf_counter() - start) / steps
+
+
+def in_turn(
+    builds: Mapping[str, Callable[[], Callable[[], Any]]],
+    place: Place,
+    *,
+    warmup: int = 3,
+    rounds: int = 5,
+    steps: int = 5,
+) -> dict[str, list[float]]:
+    """Seconds of a step of each of `builds`, `rounds` values each, every one a mean over `steps` steps.
+
+    All are built first and then run in turn, so that what changes on the host meanwhile meets them alike; compare what
+    `medians` makes of all ranks. Where not all of them fit the card together, in every rank, there are no values.
+    """
+    found: dict[str, list[float]] = {name: [] for name in builds}
+    running: dict[str, Callable[[], Any]] = {}
+    try:
+        running |= {name: build() for name, build in builds.items()}
+        for step in running.values():
+            for _ in range(warmup):
+                step()
+        for _ in range(rounds):
+            for name, step in running.items():
+                found[name].append(_seconds(step, place, steps))
+    except torch.OutOfMemoryError as error:
+        measuring.forget(error)
+        found = {name: [] for name in builds}
+    running.clear()
+    step = None  # type: ignore[assignment] # the last one would keep its model
+    if place.device.type == "cuda":
+        measuring.release()
+    return found
+
+
+def medians(ranks: Sequence[Mapping[str, Any]], name: str) -> tuple[float | None, float | None]:
+    """Seconds of a step, and half the distance from the fastest round to the slowest: of each round the slowest rank's
+    time (all wait for it), of all rounds the median; None where there are no values. `ranks` are what `in_turn` gave
+    in each of them."""
+    rounds = [max(times) for times in zip(*(rank[name] for rank in ranks), strict=True)]
+    if not rounds:
+        return None, None
+    return statistics.median(rounds), (max(rounds) - min(rounds)) / 2
 
 
 def _value(loss: Any) -> float | None:

@@ -26,6 +26,7 @@ ranks = launching.Ranks(
 )
 
 import contextlib
+import functools
 import itertools
 import json
 import logging
@@ -61,10 +62,10 @@ else:
     )
 
 
-def known(name, value, unit, what):
+def known(name, value, unit, what, **more):
     """A number that takes two cards: measured where they are, else the reference row, or None where there is none."""
     if two:
-        return lab.fact(name, value, unit, what=what, cards=2)
+        return lab.fact(name, value, unit, what=what, cards=2, **more)
     rows = lab.reference(name, what=what)
     return rows[-1] if rows else {"value": None, "label": "no reference row", "capability": ""}
 
@@ -442,29 +443,28 @@ lab.guess(
 
 
 # %% name="peaks"
-def side_by_side(way, batch, seq, amp=True, steps=0):
-    """The peak and the time of a step, in a rank of two."""
+def full_size(place, way, batch, seq, amp=True):
+    """A training step of this way, in one rank of two."""
+    with place.device:
+        model = lab.models.gpt2(
+            "gpt2", attention="sdpa", activation_function="gelu_pytorch_tanh"
+        ).train()
+        tokens = torch.randint(0, 50257, (batch, seq))
+    model = parallelised(model, way, place)
+    return training_step(model, torch.optim.AdamW(model.parameters(), fused=True), tokens, amp)
+
+
+def peak_of(**sizes):
     place = parallel.join()
-
-    def build():
-        with place.device:
-            model = lab.models.gpt2(
-                "gpt2", attention="sdpa", activation_function="gelu_pytorch_tanh"
-            ).train()
-            tokens = torch.randint(0, 50257, (batch, seq))
-        model = parallelised(model, way, place)
-        return training_step(
-            model, torch.optim.AdamW(model.parameters(), fused=True), tokens, amp
-        )
-
-    return parallel.measured(build, place, budget=BUDGET, steps=steps)
+    build = functools.partial(full_size, place, **sizes)
+    return parallel.measured(build, place, budget=BUDGET, steps=0)
 
 
 rows, saved, ranked = [], {}, {}
 for case, sizes in CASES.items():
     formula = {way: with_buckets(alone[case], way.endswith("views")) for way in WAYS[1:3]}
     for way in WAYS[1:]:
-        side = ranks.run(side_by_side, way=way, **sizes)[0] if two else None
+        side = ranks.run(peak_of, way=way, **sizes)[0] if two else None
         found = known(
             "peak", side["requested_bytes"] if two else None, "bytes", f"{way}, {case}"
         )
@@ -565,14 +565,24 @@ lab.guess(
 
 # %% name="speeds"
 BATCHES = (1, 2, 4, 8)
+BOTH = ("one process", "DDP, bucket views")
+
+
+def both_in_turn(batch):
+    """Five times 5 steps of each way; in turn, or what changes on the host would look like a difference."""
+    place = parallel.join()
+    builds = {
+        way: functools.partial(full_size, place, way, batch=batch, seq=512) for way in BOTH
+    }
+    return parallel.in_turn(builds, place)
+
+
 times = {}
 for batch in BATCHES:
-    for way in ("one process", "DDP, bucket views"):
-        sides = (
-            ranks.run(side_by_side, way=way, batch=batch, seq=512, steps=15) if two else None
-        )
-        measured = max(side["seconds"] or 0 for side in sides) or None if two else None
-        times[way, batch] = known("step", measured, "s", f"{way}, {batch} x 512")
+    sides = ranks.run(both_in_turn, batch=batch, timeout=120) if two else None
+    for way in BOTH:
+        took, spread = parallel.medians(sides, way) if two else (None, None)
+        times[way, batch] = known("step", took, "s", f"{way}, {batch} x 512", spread=spread)
 
 
 def reduce_alone():
@@ -582,11 +592,15 @@ def reduce_alone():
 
 reduced = ranks.run(reduce_alone)[0]["seconds"] if two else None
 reduce_time = known("all-reduce", reduced, "s", "gradients of GPT-2 124M, fp32")
-rows, weak, strong, exposed = [], {}, {}, {}
+rows, weak, strong, exposed, gains = [], {}, {}, {}, {}
 for batch in BATCHES:
-    single, both = (times[way, batch]["value"] for way in ("one process", "DDP, bucket views"))
+    single, both = (times[way, batch]["value"] for way in BOTH)
     if single and both:
         weak[batch] = single / both
+        gains[batch] = f"{2 * weak[batch]:.2f}"
+        spreads = [times[way, batch].get("spread") for way in BOTH]
+        if None not in spreads:  # rows of earlier runs have none
+            gains[batch] += f" ± {2 * sum(spreads) / both:.2f}"
         exposed[batch] = max(0.0, 1 - single / both)
         hidden = max(0.0, 1 - max(0.0, both - single) / reduce_time["value"])
         rows.append(
@@ -595,7 +609,7 @@ for batch in BATCHES:
                 seconds(single),
                 seconds(both),
                 f"{2 * batch * 512 / both:,.0f}",
-                f"{2 * weak[batch]:.2f} times",
+                f"{gains[batch]} times",
                 f"{exposed[batch]:.0%}",
                 f"{hidden:.0%}",
             ]
@@ -643,15 +657,15 @@ lab.answer("small", measured=2 * weak[1] if weak else None, source=there)
 
 # %% [markdown]
 # *What to see:* how far each line lies below 100 %. *Waiting* is the part of a step of two that one process does not
-# have; *hidden* is the part of the all-reduce that ran behind backward. Where the step grows by more than the
-# all-reduce takes alone, it is not the link that costs but the host, which has DDP's hooks to run for each parameter. A
-# step that does not grow with its batch is bound by its host, too: then half a batch takes as long as a whole one, and
-# the second line lies near one half.
+# have; *hidden* is the part of the all-reduce that ran behind backward; ± comes from the spread of five rounds. Where
+# the step grows by more than the all-reduce takes alone, it is not the link that costs but the host, which has DDP's
+# hooks to run for each parameter. A step that does not grow with its batch is bound by its host, too: then half a batch
+# takes as long as a whole one, and the second line lies near one half.
 
 # %% name="settle-twice"
 if weak:
     good = [b for b in weak if all(e >= 0.9 for other, e in weak.items() if other >= b)]
-    said = ", ".join(f"batch {b}: {2 * e:.2f} times" for b, e in weak.items())
+    said = ", ".join(f"batch {b}: {gain} times" for b, gain in gains.items())
     lab.settle(
         "twice",
         measured=said,
@@ -1365,6 +1379,9 @@ ranks.close()
 # %% [markdown]
 # **Out of memory on several cards where one card was enough.** Each rank of DDP has buckets on top
 # (transformers#10952), and processes that forget `torch.cuda.set_device(local_rank)` all open a context on card 0.
+# When the first step went through and the second did not: DDP arranges its buckets anew in between, and PyTorch keeps
+# the old ones until NCCL's watchdog has looked, which it does every 100 ms (ProcessGroupNCCL.cpp). Where every byte
+# counts, wait 0.2 s after the first step and call `dist.barrier()`; the peaks in this lesson are taken after that.
 #
 # **Each process believes that it is alone.** accelerate finds no card, or `torch.distributed` was not initialised:
 # `rank 0 of 1` twice, and two models that never meet. Print rank and world size at the start.

@@ -87,6 +87,23 @@ def test_a_ring_sends_what_the_formulas_say() -> None:
     assert traffic.link_bytes(2) == 1200
 
 
+def test_ways_are_timed_in_turn_and_the_slowest_rank_of_each_round_counts() -> None:
+    said: list[str] = []
+    builds = {name: lambda name=name: lambda: said.append(name) for name in "ab"}
+    place = parallel.Place(0, 1, torch.device("cpu"), "gloo")
+    found = parallel.in_turn(builds, place, warmup=1, rounds=2, steps=3)
+    assert "".join(said) == "ab" + 2 * ("aaa" + "bbb")
+    assert all(len(times) == 2 and min(times) >= 0 for times in found.values())
+    ranks = [{"a": [1.0, 5.0, 3.0]}, {"a": [2.0, 4.0, 3.5]}]
+    assert parallel.medians(ranks, "a") == (3.5, 1.5)  # 2, 5 and 3.5
+
+    def too_large() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    found = parallel.in_turn({**builds, "c": lambda: too_large}, place)
+    assert found == {"a": [], "b": [], "c": []} and parallel.medians([found, found], "c") == (None, None)
+
+
 def test_what_is_held_counts_shared_storage_once() -> None:
     tied = torch.nn.Linear(16, 16, bias=False)
     model = torch.nn.ModuleList([tied, torch.nn.Linear(16, 16, bias=False)])
