@@ -35,7 +35,7 @@ PLAN = "plan-h200.jsonl"
 # what physics allows: shares of a ceiling, and no more than the compiler can leave
 MOST = {"product": 0.95, "product32": 0.95, "attention": 0.95, "bandwidth": 0.95, "optimizer": 0.95, "bus": 0.95,
         "compiled_traffic": 1.0, "compiled_kernels": 1.0, "sharpness": 12.0}  # fmt: skip
-BENCH_WEIGHT = 4.0
+BENCH_WEIGHT, ROUGH_WEIGHT = 4.0, 0.5
 KEPT = 3.0  # how strongly a rate that no row speaks of stays where it began
 
 
@@ -74,7 +74,7 @@ def lesson_recipe(row: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def rows(files: tuple[str, ...] = LESSONS) -> list[tuple[Recipe, float, str]]:
-    """Measured steps: recipe, seconds, where from."""
+    """Measured steps: recipe, seconds, where from; ``rough`` where a remark says that the time is."""
     found = []
     for file in files:
         for line in Path(REFERENCE, file).read_text("utf-8").splitlines():
@@ -94,7 +94,8 @@ def rows(files: tuple[str, ...] = LESSONS) -> list[tuple[Recipe, float, str]]:
         for line in (REFERENCE / PLAN).read_text("utf-8").splitlines():
             row = json.loads(line)
             if row["status"] == "ok":
-                found.append((Recipe.of(**row["recipe"]), row["seconds"], row["pair"]))
+                rough = "rough " if row.get("remark") else ""
+                found.append((Recipe.of(**row["recipe"]), row["seconds"], f"{rough}{row['pair']}"))
     return list(dict.fromkeys(found))
 
 
@@ -105,7 +106,10 @@ class Fit:
         self.measured, self.card = measured, card
         # the bench's rows are what plans choose among: sizes at which the card, not the host, sets the pace
         self.weights = np.array(
-            [BENCH_WEIGHT if source.startswith(("gpt2", "bench")) else 1.0 for _, _, source in measured]
+            [
+                ROUGH_WEIGHT if source.startswith("rough") else BENCH_WEIGHT if source.startswith("gpt2") else 1.0
+                for _, _, source in measured
+            ]
         )
         self.parts = [(counting.work(r, card.name).at(r.batch), Shape.of(r)) for r, _, _ in measured]
 

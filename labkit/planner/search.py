@@ -71,7 +71,7 @@ def among(recipes: Iterable[Recipe], card: Card, room: Room) -> list[Choice]:
     ones = [
         _Structure("", number, (r,), r.tokens / estimate(r, card).seconds, number) for number, r in enumerate(recipes)
     ]
-    return _Line(ones, card, room, None, blocks=10**9, alike=0.0).first(1)
+    return _Line(ones, card, room, 1, blocks=10**9, alike=0.0).first(1)  # their batches are fixed
 
 
 class _Line:
