@@ -7,6 +7,7 @@ measured seconds.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import statistics
@@ -151,6 +152,20 @@ class Fit:
             else:
                 break
         return best
+
+
+def without(pairs: list[str], rounds: int = 12) -> dict[str, Rates]:
+    """For each pair of model and sequence the rates that are found without any row of it."""
+    whole = Fit(rows(), machine.preset("h200"))
+    found = {}
+    for pair in pairs:
+        model, seq = pair.rsplit(" ", 1)
+        kept = [n for n, (r, _, _) in enumerate(whole.measured) if (r.model, str(r.seq)) != (model, seq)]
+        one = copy.copy(whole)
+        one.measured, one.parts = [whole.measured[n] for n in kept], [whole.parts[n] for n in kept]
+        one.weights = whole.weights[kept]
+        found[pair] = one.search(Rates(), rounds)
+    return found
 
 
 def _bounded(values: dict[str, float]) -> Rates:
