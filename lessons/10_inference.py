@@ -32,6 +32,8 @@ here = "measured" if on_card else "cpu"
 show, seconds = lab.show_bytes, lab.show_seconds
 capability = lesson.machine.capability or lab.machine.preset().capability
 half = torch.bfloat16 if capability >= (8, 0) else torch.float16  # below sm_80 bf16 is emulated
+if not on_card:  # beside another busy process, two threads would mostly wait for each other
+    torch.set_num_threads(1)
 
 
 def told(number, how):
@@ -85,6 +87,27 @@ lab.claims()
 # %% [markdown]
 # ## Experiment
 #
+# ### A file for later
+#
+# The lesson ends with a small model that becomes a file for ONNX Runtime. The export takes ten seconds and more, so it
+# begins here, in a process of its own.
+
+# %% name="small"
+torch.manual_seed(0)
+sizes = {
+    "n_layer": 2,
+    "n_embd": 256,
+    "n_head": 4,
+    "vocab_size": 512,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+with torch.device("cpu"):
+    small = lab.models.gpt2("gpt2", attention="sdpa", **sizes).eval()
+file = Path(tempfile.mkdtemp(prefix="lesson-10-")) / "step.onnx"
+export = exporting.Exporting(small, file)  # started, not waited for
+
+# %% [markdown]
 # ### The loop
 #
 # A causal language model gives, for each token of its input, scores for the token that comes next (`logits`, shape
@@ -165,27 +188,6 @@ lab.answer("real", measured=real_gain, source=here)
 # *What to see:* the first token takes as long with a cache as without, since the prompt must be read once in any
 # case. Later tokens are where the cache helps.
 #
-# ### A file for later
-#
-# The lesson ends with a small model that becomes a file for ONNX Runtime. The export takes ten seconds and more, so it
-# begins here, in a process of its own.
-
-# %% name="small"
-torch.manual_seed(0)
-sizes = {
-    "n_layer": 2,
-    "n_embd": 256,
-    "n_head": 4,
-    "vocab_size": 512,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
-with torch.device("cpu"):
-    small = lab.models.gpt2("gpt2", attention="sdpa", **sizes).eval()
-file = Path(tempfile.mkdtemp(prefix="lesson-10-")) / "step.onnx"
-export = exporting.Exporting(small, file)  # started, not waited for
-
-# %% [markdown]
 # ### One token, from a short text to a long one
 #
 # Now the time and the memory of one decoding step, as the text gets longer: GPT-2 with 124 million parameters and
