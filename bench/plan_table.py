@@ -116,8 +116,8 @@ def _intro(rows: list[dict[str, Any]]) -> list[str]:
         f"cap on one {one['card']} (driver {one['driver']}; {versions}). Under a budget those fit whose reserved peak "
         "is within it. The planner chooses among the same recipes by prediction alone, with its margin. Its rates of "
         f"time were fitted to these rows and to lessons' steps ({provenance()['made_by']}): so there is a line with "
-        "rates that saw no row of the pair. Memory is not fitted; its margins were set with the rows at hand. A time is "
-        "the median of two or four steps after two; the best of several such medians is itself lucky. "
+        "rates that saw no row of the pair. Memory is not fitted; its margins were set with the rows at hand. A time "
+        "is the median of two or four steps after two; the best of several such medians is itself lucky. "
         f"Of a pair {min(counts)} to {max(counts)} recipes were measured, most of them chosen because plans choose "
         "them: fewer than a search needs that could surprise the planner (bench/plan-candidates.jsonl has 30 each). "
         f"{remarked} rows were measured before the rows of logits of loss=in-place were aligned, which made it faster.",
