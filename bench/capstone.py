@@ -48,8 +48,15 @@ def configurations() -> list[dict[str, Any]]:
          "offload": "optimizer+gradients"},
         {"name": "recommended, batch 4, expandable segments", **best, "expandable": True},
     ]  # fmt: skip
-    first = [rungs[-1], beside[0], *rungs[:-1]]
-    return [*first, *beside[1:]]
+    states = {**best, "gradients": "card", "offload": "states"}
+    both = {**states, "offload": "states+activations", "batch": 16, "loss_chunks": 64}
+    streamed = [
+        {"name": "states on the host, 4 micro-batches", **states, "accumulation": 4},
+        {"name": "states on the host", **states},
+        {"name": "states and inputs of blocks on the host, batch 16", **both},
+        {"name": "states and inputs of blocks on the host, batch 16, 4 micro-batches", **both, "accumulation": 4},
+    ]
+    return [*streamed, rungs[-1], beside[0], *rungs[:-1], *beside[1:]]
 
 
 EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
