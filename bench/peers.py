@@ -142,9 +142,10 @@ def _move(cores: list[int]) -> None:
 def _row(trial: Trial, found: dict[str, Any]) -> dict[str, Any]:
     case = trial.case
     return {
-        "key": trial.key, "peer": case.peer, "variant": case.variant, "how": case.how, "model": case.model,
-        "cap_gib": case.cap_gib, "batch": trial.batch, "accumulation": case.accumulation, "seq": trial.seq,
-        "kind": trial.kind, "ballast": case.ballast, **found,
+        "key": trial.key, "experiment": f"{case.name}, {case.accumulation} x {trial.batch}, {trial.kind}",
+        "peer": case.peer, "variant": case.variant, "how": case.how, "model": case.model, "cap_gib": case.cap_gib,
+        "batch": trial.batch, "accumulation": case.accumulation, "seq": trial.seq, "trial": trial.kind,
+        "ballast": case.ballast, **found,
     }  # fmt: skip
 
 
@@ -159,7 +160,7 @@ def said(row: dict[str, Any]) -> str:
         names = ("allocated", "reserved", "device")
         parts.append(" / ".join(f"{peaks[f'{name}_bytes'] / 2**30:.2f}" for name in names) + " GiB")
     host = [row.get("host_resident_bytes"), row.get("host_pinned_bytes")]
-    parts.append("host " + " + ".join(f"{n / 2**30:.1f}" if n is not None else "?" for n in host))
+    parts.append("host {} ({} pinned)".format(*(f"{n / 2**30:.1f}" if n is not None else "?" for n in host)))
     if "tokens_per_second" in row:
         parts.append(f"{row['tokens_per_second']:,.0f} tokens/s (+-{row['spread_seconds'] / row['seconds']:.0%})")
     parts.append(f"loss {row['losses'][0]} to {row['losses'][-1]} in {len(row['losses'])}")
@@ -255,8 +256,9 @@ def _where(trial: Trial) -> dict[str, Any]:
             except metadata.PackageNotFoundError:  # carried without its metadata
                 versions[name] = str(getattr(sys.modules[name], "__version__", "?")).strip()
     return {
-        "card": here.card or "processor", "capability": here.sm, "source": "measured" if here.card else "cpu",
-        "versions": versions, "date": time.strftime("%Y-%m-%d"), "command": "python bench/peers.py run",
+        "card": here.card or "processor", "capability": here.sm, "driver": here.driver,
+        "source": "measured" if here.card else "cpu", "versions": versions, "date": time.strftime("%Y-%m-%d"),
+        "command": "python bench/peers.py run",
     }  # fmt: skip
 
 

@@ -14,12 +14,13 @@ ROOT = Path(__file__).resolve().parents[1]
 GiB = 2**30
 HEAD = (
     "Rows: `data/reference/peers-h200.jsonl`; again: `make bench-peers`. Each trial is a process of its own; sequences "
-    "of 1024 tokens; the same weights, tokens, AdamW settings and no dropout for all. Memory in GiB, peaks of the timed"
-    " steps: PyTorch's allocator (allocated, reserved), the driver's count for the process (with CUDA's context), the "
-    "process's largest resident memory on the host and what PyTorch pinned there (of bitsandbytes' paged states and "
-    "DeepSpeed's buffers PyTorch knows nothing). MFU: (6 N + 12 L d T) a token against lesson 00's bf16 product. "
-    "Spread: longest less shortest step, of the median. Losses: 20 steps on the same 4 (gpt2-xl) or 8 "
-    "sequences."
+    "of 1024 tokens; the same weights, tokens, AdamW settings and no dropout for all; gradients are clipped to a norm "
+    "of 1, but not by torchao, which takes them as they arrive. Memory in GiB, peaks of the timed steps: PyTorch's "
+    "allocator (allocated, reserved), the driver's count for the process (with CUDA's context), the process's largest "
+    "resident memory on the host and the part of it that PyTorch pinned. Of bitsandbytes' paged states PyTorch knows "
+    "nothing: for them the rest of the card was filled, so that they had to share what was left. MFU: (6 N + 12 L d T) "
+    "a token against lesson 00's bf16 product. Spread: longest less shortest step, of the median. Losses: 20 steps on "
+    "the same 4 (gpt2-xl) or 8 sequences."
 )
 ORDER = ("gpt2-xl", "gpt2-medium", "gpt2")
 
@@ -55,7 +56,7 @@ class Way:
 
 
 def _fitting(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [row for row in rows if row["status"] == "ok" and row["kind"] == "speed"]
+    return [row for row in rows if row["status"] == "ok" and row["trial"] == "speed"]
 
 
 def grouped(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, float | None], list[Way]]:
@@ -77,8 +78,8 @@ def grouped(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, float | None], li
 
 
 def _way(rows: Sequence[dict[str, Any]]) -> Way:
-    loss = next((row for row in rows if row["kind"] == "loss"), None)
-    return Way(tuple(row for row in rows if row["kind"] == "speed") or tuple(rows), loss)
+    loss = next((row for row in rows if row["trial"] == "loss"), None)
+    return Way(tuple(row for row in rows if row["trial"] == "speed") or tuple(rows), loss)
 
 
 def flops_per_token(model: str, seq: int) -> float:
@@ -108,7 +109,7 @@ def lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield ""
         yield (
             "| way | largest batch | fastest with | tokens/s | spread | MFU | allocated | reserved | driver | "
-            "host, resident + pinned | loss after 20 steps |"
+            "host (pinned) | loss after 20 steps |"
         )
         yield "| --- |" + " ---: |" * 10
         for way in (w for w in ways if w.best):
@@ -128,8 +129,8 @@ def _line(way: Way, top: float | None, model: str) -> str:
     assert row is not None
     batch = str(row["batch"]) if row["accumulation"] == 1 else f"{row['accumulation']} x {row['batch']}"
     peaks = row["steady"] or {}
-    memory = [_gib(peaks.get(f"{name}_bytes")) for name in ("allocated", "reserved", "device")]
-    host = " + ".join(_gib(row.get(f"host_{name}_bytes")) for name in ("resident", "pinned"))
+    memory = [_gib(peaks.get("allocated_bytes")), _gib(peaks.get("reserved_bytes")), _driver(row)]
+    host = f"{_gib(row.get('host_resident_bytes'))} ({_gib(row.get('host_pinned_bytes'))})"
     share = "?"
     if top and model in ORDER:
         share = f"{row['tokens_per_second'] * flops_per_token(model, row['seq']) / top:.1%}"
@@ -139,6 +140,14 @@ def _line(way: Way, top: float | None, model: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def _driver(row: dict[str, Any]) -> str:
+    """What the driver counts for the process, without what was taken to fill the card."""
+    counted = (row["steady"] or {}).get("device_bytes")
+    if not row["ballast"]:
+        return _gib(counted)
+    return _gib(counted - row["ballast_bytes"]) if counted and "ballast_bytes" in row else "all that was left"
+
+
 def _gib(nbytes: int | None) -> str:
     return "?" if nbytes is None else f"{nbytes / GiB:.2f}"
 
@@ -146,8 +155,9 @@ def _gib(nbytes: int | None) -> str:
 def _why(way: Way) -> str:
     """What ended the smallest batch that was tried."""
     row = min(way.rows, key=lambda r: int(r["batch"]))
+    reason = (row.get("reason", "").splitlines() or [""])[0]
     words = {"oom": "out of memory", "missing": "not installed", "error": "failed"}[row["status"]]
-    return f"{words} with batch {row['batch']} ({row.get('reason', '')})"
+    return f"{words} with batch {row['batch']} ({reason.partition(' GPU 0')[0]})"
 
 
 def _ratios(ways: Sequence[Way]) -> Iterator[str]:
@@ -166,9 +176,27 @@ def _ratios(ways: Sequence[Way]) -> Iterator[str]:
         said.append(f"{ours.best['tokens_per_second'] / way.best['tokens_per_second']:.2f} times {peer}")
     first = next(iter(best.values()))
     assert first.best is not None
+    if frugal := _frugal(ways, first.best):
+        speed = frugal.best["tokens_per_second"] / first.best["tokens_per_second"]  # type: ignore[index]
+        said.append(f"with no more reserved memory than {first.peer} ({frugal.name}) {speed:.2f} times its")
     winner = ours if ours.best["tokens_per_second"] >= first.best["tokens_per_second"] else first
     yield ""
-    yield f"Fastest: {winner.name}. The course's fastest recipe has {', '.join(said)} in tokens a second."
+    yield f"Fastest: {winner.name}. The course's fastest recipe reaches {', '.join(said)} tokens a second."
+
+
+def _frugal(ways: Sequence[Way], peer: dict[str, Any]) -> Way | None:
+    """The fastest of our ways that reserves no more than the peer's row."""
+    most = peer["steady"]["reserved_bytes"]
+    mine = [w for w in ways if w.peer == peers_cases.OURS and w.best and w.best["steady"]["reserved_bytes"] <= most]
+    return mine[0] if mine else None
+
+
+def missing(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Every case that has no row yet."""
+    there = {(row["model"], row["cap_gib"], row["peer"], row["variant"]) for row in rows}
+    for case in peers_cases.cases():
+        if (case.model, case.cap_gib, case.peer, case.variant) not in there:
+            yield f"- {case.name}"
 
 
 def short(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -191,11 +219,14 @@ def write(rows: Sequence[dict[str, Any]], folder: Path) -> None:
     if not rows:
         raise SystemExit("there are no rows of peers: run bench/peers.py on a card first")
     folder.mkdir(parents=True, exist_ok=True)
-    first = rows[0]
+    first, cores = rows[0], " or ".join(map(str, sorted({row["host_cores"] for row in rows if "host_cores" in row})))
     versions = {name: version for row in rows for name, version in row["versions"].items()}
-    where = f"{first['card']}, {', '.join(f'{n} {v}' for n, v in sorted(versions.items()))}. {HEAD}"
+    said = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    where = f"{first['card']}, {said}; {cores} processor cores. {HEAD}"
     head = ["# This course's recipes against their peers", "", where, ""]
-    (folder / "peers.md").write_text("\n".join([*head, *lines(rows)]).rstrip() + "\n", encoding="utf-8")
+    todo = list(missing(rows))
+    left = ["## Not measured yet", "", *todo] if todo else []
+    (folder / "peers.md").write_text("\n".join([*head, *lines(rows), *left]).rstrip() + "\n", encoding="utf-8")
     figure(rows, folder / "peers.png")
 
 
@@ -208,9 +239,9 @@ def figure(rows: Sequence[dict[str, Any]], path: Path) -> None:
         if done:
             under = "no cap" if cap is None else f"{cap:g} GiB"
             picture = plots.rates(
-                {way.name: (best["tokens_per_second"], best["steady"]["device_bytes"]) for way, best in done},
+                {way.name: (best["tokens_per_second"], best["steady"]["reserved_bytes"]) for way, best in done},
                 title=f"Training {model} in {under}", source=f"measured, {done[0][1]['card']}",
-                ours=[way.name for way, _ in done if way.peer == peers_cases.OURS],
+                memory="reserved by PyTorch", ours=[way.name for way, _ in done if way.peer == peers_cases.OURS],
             )  # fmt: skip
             path.write_bytes(plots.png(picture))
             return

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from peers_loops import CLIP, DECAY, LR, model_of, tokens
+from peers_loops import CLIP, DECAY, model_of, rate, tokens
 from peers_trial import Probe, Trial
 
 END = "<|endoftext|>"
@@ -90,7 +90,7 @@ def _arguments(trial: Trial, probe: Probe, folder: str) -> dict[str, Any]:
     """What all trainers get: the same optimizer settings as the loops, and nothing written."""
     return {
         "output_dir": folder, "per_device_train_batch_size": trial.batch, "max_steps": probe.most,
-        "gradient_accumulation_steps": trial.case.accumulation, "learning_rate": LR, "weight_decay": DECAY,
+        "gradient_accumulation_steps": trial.case.accumulation, "learning_rate": rate(trial), "weight_decay": DECAY,
         "max_grad_norm": CLIP, "lr_scheduler_type": "constant", "report_to": "none", "save_strategy": "no",
         "logging_strategy": "no", "disable_tqdm": True, "use_cpu": probe.device.type == "cpu", "seed": 0,
     }  # fmt: skip

@@ -35,7 +35,6 @@ class Case:
     batch: int = 8
     accumulation: int = 1
     search: bool = True
-    host_steps: bool = False  # the processor is at work, too: nothing else may run beside it
     ballast: bool = False
     environment: dict[str, str] = dataclasses.field(default_factory=dict, hash=False)
 
@@ -64,7 +63,7 @@ class Trial:
     def key(self) -> str:
         """What makes a row this trial's: everything that decides its numbers."""
         case = dataclasses.asdict(self.case)
-        for name in ("batch", "search", "host_steps"):
+        for name in ("batch", "search"):
             case.pop(name)
         rest = [self.batch, self.kind, self.seq, self.layers, self.steps if self.kind == "loss" else None, self.device]
         return json.dumps([case, *rest], sort_keys=True)
@@ -166,8 +165,8 @@ class Probe:
         return {**peaks, "device_bytes": machine.device_bytes() or 0}
 
     def _host(self) -> dict[str, int | None]:
-        """The process's largest resident size (VmHWM; pages that the driver pinned do not count there), and pinned
-        memory as PyTorch's own allocator for it counts."""
+        """The process's largest resident size (VmHWM), and the pinned part of it as PyTorch's allocator counts: on an
+        H200's host the first one grew by exactly the second."""
         import torch
 
         pinned = None
@@ -189,7 +188,7 @@ def run(trial: Trial, train: Any) -> dict[str, Any]:
             total = torch.cuda.get_device_properties(0).total_memory
             torch.cuda.set_per_process_memory_fraction(trial.case.cap_gib * 2**30 / total)
             if trial.case.ballast:
-                take_ballast(int(trial.case.cap_gib * 2**30))
+                row["ballast_bytes"] = take_ballast(int(trial.case.cap_gib * 2**30))
         torch.manual_seed(0)
         probe = Probe(trial)
         train(trial, probe)
@@ -205,9 +204,10 @@ def run(trial: Trial, train: Any) -> dict[str, Any]:
     return row
 
 
-def take_ballast(leave: int) -> None:
+def take_ballast(leave: int) -> int:
     """Take all of the card but `leave` bytes, past PyTorch: managed memory then has to share them with its allocator.
-    It is given back when the process ends. Raises `RuntimeError` when the driver refuses."""
+    Returns how many bytes that were; they are given back when the process ends. Raises `RuntimeError` when the driver
+    refuses."""
     import ctypes
 
     import torch
@@ -217,10 +217,11 @@ def take_ballast(leave: int) -> None:
     library = next(
         line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libcudart.so" in line
     )
-    pointer = ctypes.c_void_p()
-    code = ctypes.CDLL(library).cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(max(0, free - leave)))
+    pointer, taken = ctypes.c_void_p(), max(0, free - leave)
+    code = ctypes.CDLL(library).cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(taken))
     if code:
         raise RuntimeError(f"the card's rest could not be taken: cudaMalloc returned {code}")
+    return taken
 
 
 # ------------------------------------------------------------------------------------------------ rows

@@ -158,7 +158,7 @@ def _really_measured(row: dict[str, Any]) -> list[str]:
     if row.get("source") != "measured":
         return []
     found = []
-    provenance, kind = row.get("provenance") or {}, row["kind"]
+    provenance, kind = row.get("provenance") or {}, row.get("kind")
     torch = str((provenance.get("versions") or {}).get("torch") or (row.get("versions") or {}).get("torch") or "")
     if not any((row.get("driver"), provenance.get("driver"), row.get("capability"))):
         found.append("calls itself measured and names neither driver nor compute capability")

@@ -12,12 +12,13 @@
 
 # %% name="begin"
 import statistics
+import json
 from itertools import pairwise
 
 import torch
 
 import labkit as lab
-from labkit import capstone, casestudy, checkpointing, compiling, plans, stepping
+from labkit import capstone, casestudy, checkpointing, compiling, places, plans, stepping
 from labkit.memory.workspaces import workspaces
 from labkit.training import Spread
 
@@ -367,6 +368,52 @@ if ours and in_backward and ours["status"] == in_backward["status"] == "ok":
     )
 else:
     lab.settle("backward", measured="needs a card", verdict="not measured here")
+
+# %% [markdown]
+# ### Beside other tools, and a faster recipe
+#
+# The recipe above sends the gradients of every micro-batch over the bus. The states need it less often: an optimizer
+# reads and writes them once a step, however many micro-batches the step has. `streaming.StatesOnHost` lets *them* wait
+# on the host. At the step they come piece by piece, step on the card as before, and go back while the next piece
+# comes. Gradients take their place on the card (2 bytes for each parameter, where the states had 2.125), and
+# micro-batches are summed there. In `whole_model` it is one name, in the place of `stepping.GradientsOnHost`; a recipe
+# says `offload="states"`. With `offload="states+activations"` the blocks' inputs, all that checkpointing keeps, wait on
+# the host as well (`Prefetching`, lesson 05), which makes room for batch 16.
+#
+# `make bench-peers` gives other tools the same model, the same tokens and the same limit, each try in a process of its
+# own, and looks for the largest batch of each. Below is the fastest row of every way that fits.
+
+# %% name="peers"
+folder = places.home() / "data" / "reference"
+rows = [json.loads(one) for file in folder.glob("peers-*.jsonl") for one in file.open()]
+rows = [r for r in rows if r["status"] == "ok" and r["trial"] == "speed"]
+rows = [r for r in rows if r["model"] == "gpt2-xl" and r["cap_gib"] == 8]
+ways = {}  # the fastest row of each
+for r in sorted(rows, key=lambda r: r["tokens_per_second"]):
+    ways[r["peer"], r["variant"]] = r
+fastest_first = sorted(ways.values(), key=lambda r: -r["tokens_per_second"])
+if rows:
+    print(f"GPT-2 XL, 1024 tokens, 8 GiB for PyTorch · reference · {rows[0]['card']}")
+    table = [
+        [
+            r["peer"],
+            r["variant"],
+            f"{r['accumulation']} x {r['batch']}",
+            show(r["steady"]["reserved_bytes"]),
+            f"{r['tokens_per_second']:,.0f}",
+        ]
+        for r in fastest_first
+    ]
+    lab.table(["tool", "way", "batch", "reserved", "tokens/s"], table)
+    other = next(r for r in fastest_first if r["peer"] != "this course")
+    room = other["steady"]["reserved_bytes"]
+    ours = [r for r in fastest_first if r["peer"] == "this course"]
+    ours = next((r for r in ours if r["steady"]["reserved_bytes"] <= room), None)
+    if ours:
+        ratio = ours["tokens_per_second"] / other["tokens_per_second"]
+        print(f"in no more memory than the fastest other tool: {ratio:.2f} times its tokens/s")
+else:
+    print("no reference row: `make bench-peers` needs a card")
 
 # %% [markdown]
 # torchao's `CPUOffloadOptimizer` takes the states off the card, too. But it keeps them in the dtype of the weights and
