@@ -8,7 +8,7 @@ the card: for each piece of the weights they come over the bus, step there, and 
 
 The step is the one that ``make``'s optimizer makes, bit for bit. It costs two crossings of the states, both directions
 at once: with 8-bit states 2 bytes for each parameter and direction. Micro-batches share it: gradients wait on the card
-in one flat piece of memory, so accumulation costs nothing beyond computing. (PyTorch's ZeRO-Offload and torchao's
+in one flat piece of memory, so accumulation costs nothing beyond computing. (DeepSpeed's ZeRO-Offload and torchao's
 `CPUOffloadOptimizer` keep the states on the host too, but step there, with the host's arithmetic.)
 """
 
