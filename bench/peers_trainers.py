@@ -35,32 +35,18 @@ def trainer(trial: Trial, probe: Probe) -> None:
 def sft(trial: Trial, probe: Probe) -> None:
     """TRL's SFTTrainer, with its own defaults for memory (bf16, checkpointing, a loss that never holds all logits)
     unless ``how`` says otherwise: ``precision`` of the weights, others go to ``SFTConfig``."""
-    import datasets
-    import trl
-
     how = dict(trial.case.how)
     precision, activation = how.pop("precision", "amp-bf16"), how.pop("activation", "gelu_new")
     network = model_of(trial, probe.device, precision=precision, activation=activation)
-    rows = tokens(trial.seq).tolist()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = trl.SFTConfig(
-            **_arguments(trial, probe, folder), max_length=trial.seq, train_sampling_strategy="sequential",
-            dataset_kwargs={"skip_prepare_dataset": True}, **how,
-        )  # fmt: skip
-        kind, stop = _watched(trl.SFTTrainer, probe)
-        kind(
-            network, arguments, train_dataset=datasets.Dataset.from_dict({"input_ids": rows, "labels": rows}),
-            processing_class=tokenizer(), callbacks=[stop],
-        ).train()  # fmt: skip
+        _tune(trial, probe, network, tokenizer(), folder, how)
 
 
 def unsloth(trial: Trial, probe: Probe) -> None:
     """Unsloth's full fine-tuning: its loader and checkpointing, and SFTTrainer as it patches it. ``how`` goes to
     ``SFTConfig``; ``checkpointing`` is its ``use_gradient_checkpointing``."""
     import unsloth  # first: it patches what is imported after it  # noqa: I001
-    import datasets
     import torch
-    import trl
 
     how = dict(trial.case.how)
     checkpointing = how.pop("checkpointing", "unsloth")
@@ -74,16 +60,24 @@ def unsloth(trial: Trial, probe: Probe) -> None:
             str(Path(folder, "model")), max_seq_length=trial.seq, dtype=torch.bfloat16, full_finetuning=True,
             load_in_4bit=False, use_gradient_checkpointing=checkpointing,
         )  # fmt: skip
-        rows = tokens(trial.seq).tolist()
-        arguments = trl.SFTConfig(
-            **_arguments(trial, probe, folder), max_length=trial.seq, train_sampling_strategy="sequential",
-            dataset_kwargs={"skip_prepare_dataset": True}, **how,
-        )  # fmt: skip
-        kind, stop = _watched(trl.SFTTrainer, probe)
-        kind(
-            network, arguments, train_dataset=datasets.Dataset.from_dict({"input_ids": rows, "labels": rows}),
-            processing_class=words, callbacks=[stop],
-        ).train()  # fmt: skip
+        _tune(trial, probe, network, words, folder, how)
+
+
+def _tune(trial: Trial, probe: Probe, network: Any, words: Any, folder: str, how: dict[str, Any]) -> None:
+    """SFTTrainer on rows that are tokenised already; `how` goes to ``SFTConfig``."""
+    import datasets
+    import trl
+
+    rows = tokens(trial.seq).tolist()
+    arguments = trl.SFTConfig(
+        **_arguments(trial, probe, folder), max_length=trial.seq, train_sampling_strategy="sequential",
+        dataset_kwargs={"skip_prepare_dataset": True}, **how,
+    )  # fmt: skip
+    kind, stop = _watched(trl.SFTTrainer, probe)
+    kind(
+        network, arguments, train_dataset=datasets.Dataset.from_dict({"input_ids": rows, "labels": rows}),
+        processing_class=words, callbacks=[stop],
+    ).train()  # fmt: skip
 
 
 def _arguments(trial: Trial, probe: Probe, folder: str) -> dict[str, Any]:
