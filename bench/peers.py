@@ -38,6 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ROWS = ROOT / "data" / "reference" / "peers-h200.jsonl"
 EXTENSIONS = Path(tempfile.gettempdir(), "labkit-peers-extensions")  # what DeepSpeed compiles
 DONE = ("ok", "oom")  # errors and what was not installed are tried again
+NOISY = 0.25  # of the median step, between the longest and the shortest: the next call measures it again
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -48,10 +49,9 @@ def run(arguments: argparse.Namespace) -> None:
         chosen = [dataclasses.replace(c, model=arguments.model) for c in chosen]
     if not chosen:
         raise SystemExit(f"no case has {arguments.only!r} in its name")
-    for lock in EXTENSIONS.rglob(
-        "lock"
-    ):  # of a process that was ended while it compiled: the next one would wait for it
+    for lock in EXTENSIONS.rglob("lock"):  # of a process that was ended while it compiled: others would wait for it
         lock.unlink()
+    arguments.again = {row["key"] for row in peers_trial.rows(out) if _noisy(row)}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:
         turn = Path(folder, "turn")
         turn.touch()
@@ -66,6 +66,10 @@ def run(arguments: argparse.Namespace) -> None:
     _print_short(there)
 
 
+def _noisy(row: dict[str, Any]) -> bool:
+    return "tokens_per_second" in row and row["spread_seconds"] > NOISY * row["seconds"]
+
+
 def _sizes(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"device": arguments.device, "layers": arguments.layers, "seq": arguments.seq, "seconds": arguments.seconds}
 
@@ -76,7 +80,7 @@ def _search(case: Case, out: Path, turn: Path, until: float, arguments: argparse
     primed = case.ballast or not peers_cases.compiles(case)
     while (batch := peers_cases.next_batch(case, known)) is not None and time.time() < until:
         trial = Trial(case, batch, **_sizes(arguments))
-        if not primed and not _there(trial, out):
+        if not primed and not _there(trial, out, arguments.again):
             _one(dataclasses.replace(trial, kind="prime", layers=2), out, turn, until, arguments)
         primed = True
         row = _one(trial, out, turn, until, arguments)
@@ -85,13 +89,14 @@ def _search(case: Case, out: Path, turn: Path, until: float, arguments: argparse
         known[batch] = row
 
 
-def _there(trial: Trial, out: Path) -> dict[str, Any] | None:
-    return next((r for r in peers_trial.rows(out) if r["key"] == trial.key and r["status"] in DONE), None)
+def _there(trial: Trial, out: Path, again: set[str]) -> dict[str, Any] | None:
+    done = (r for r in peers_trial.rows(out) if r["key"] == trial.key and r["status"] in DONE)
+    return None if trial.key in again else next(done, None)
 
 
 def _one(trial: Trial, out: Path, turn: Path, until: float, arguments: argparse.Namespace) -> dict[str, Any] | None:
     """The row of a trial: an earlier one, or that of a new process; None when time is up or it was to prime only."""
-    if (row := _there(trial, out)) is not None:
+    if (row := _there(trial, out, arguments.again)) is not None:
         return row
     if time.time() > until:
         return None
@@ -113,6 +118,7 @@ def _one(trial: Trial, out: Path, turn: Path, until: float, arguments: argparse.
         text.seek(0)
         end = text.read()[-2000:].strip()
     row = next((r for r in peers_trial.rows(out) if r["key"] == trial.key), None)
+    arguments.again.discard(trial.key)
     if trial.kind == "prime":
         if done.returncode:
             print(f"not primed: {trial.case.name}: {end[-300:]}", flush=True)

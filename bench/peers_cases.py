@@ -99,7 +99,11 @@ def _ours_xl(tight: bool, at: dict[str, Any]) -> list[Case]:
         return [
             _ours("all on the card", {**RESIDENT, **ROOMY}, batch=48, **at),
             _ours("states and segments' inputs on the host", {**INPUTS, **ROOMY}, batch=64, **at),
-        ]
+            _ours("states on the host, nothing checkpointed, 4 micro-batches", {**STATES, **ROOMY, "checkpoint": 0},
+                  batch=4, accumulation=4, **at),
+            _ours("all on the card, nothing checkpointed, 4 micro-batches", {**RESIDENT, **ROOMY, "checkpoint": 0},
+                  batch=4, accumulation=4, **at),
+        ]  # fmt: skip
     four: dict[str, Any] = {"accumulation": 4, **at}
     return [
         _ours("states and segments' inputs on the host, 4 micro-batches", {**INPUTS, **ROOMY}, batch=16, **four),

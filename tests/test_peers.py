@@ -196,10 +196,14 @@ def test_a_process_of_its_own_writes_a_row_once(tiny, tmp_path):
     assert "tokens/s" in first and "1 rows" in first
     (kept,) = peers_trial.rows(tmp_path / "rows.jsonl")
     assert kept["status"] == "ok" and kept["source"] == "cpu" and kept["versions"]["torch"]
-    arguments = argparse.Namespace(device="cpu", layers=None, seq=32, seconds=0.01)
+    arguments = argparse.Namespace(device="cpu", layers=None, seq=32, seconds=0.01, again=set())
     case = dataclasses.replace(peers_cases.cases()[-1], **{f: kept[f] for f in ("peer", "variant", "how", "model")})
     trial = Trial(dataclasses.replace(case, cap_gib=None), kept["batch"], **peers._sizes(arguments))
     assert peers._one(trial, tmp_path / "rows.jsonl", tmp_path, 0, arguments) == kept  # found, so not run again
+    arguments.again = {kept["key"]}
+    assert peers._one(trial, tmp_path / "rows.jsonl", tmp_path, 0, arguments) is None  # wanted anew, but time is up
+    assert peers._noisy({**kept, "spread_seconds": 0.26 * kept["seconds"]})
+    assert not peers._noisy({**kept, "spread_seconds": 0.24 * kept["seconds"]})
 
 
 def test_children_of_the_memory_bench_may_ask_for_triton_anew():
