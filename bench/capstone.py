@@ -32,31 +32,25 @@ def configurations() -> list[dict[str, Any]]:
     """Every configuration of the ablation and of what stands beside it, the most important first."""
     from labkit import capstone
 
-    best = capstone.rung("the head's gradient summed in place")
-    plain = {**best, "clip": None}
     rungs = [{"name": f"ladder: {name}", **capstone.rung(name)} for name in capstone.LADDER]
+    best, host = capstone.rung(list(capstone.LADDER)[-1]), capstone.rung("the head's gradient summed in place")
+    plain = {**host, "clip": None}
+    inputs = {**best, "offload": "states+activations", "batch": 16, "loss_chunks": 64}
     beside = [
-        {"name": "recommended, batch 8", **best, "batch": 8, "loss_chunks": 32, "expandable": True},
         {"name": "recommended, 4 micro-batches", **best, "accumulation": 4},
+        {"name": "recommended, blocks' inputs on the host too, batch 16", **inputs, "expandable": True},
         {"name": "step in backward", **plain, "gradients": "in backward"},
-        {"name": "step in backward, each clipped", **best, "gradients": "in backward, each clipped"},
-        {"name": "step in backward, two passes", **best, "gradients": "two backward passes"},
-        {"name": "4-bit states, gradients on the card", **best, "optimizer": "adamw4bit", "gradients": "card"},
-        {"name": "torchao, optimizer on the host", **plain, **HOST, "offload": "optimizer"},
+        {"name": "4-bit states, gradients on the card", **host, "optimizer": "adamw4bit", "gradients": "card"},
+        {"name": "step in backward, two passes", **host, "gradients": "two backward passes"},
+        {"name": "step in backward, each clipped", **host, "gradients": "in backward, each clipped"},
         {"name": "torchao, optimizer and gradients on the host", **plain, **HOST, "offload": "optimizer+gradients"},
+        {"name": "torchao, optimizer on the host", **plain, **HOST, "offload": "optimizer"},
         {"name": "torchao, optimizer and gradients on the host, batch 16", **plain, **HOST, "batch": 16,
          "offload": "optimizer+gradients"},
-        {"name": "recommended, batch 4, expandable segments", **best, "expandable": True},
+        {"name": "gradients on the host, 4 micro-batches", **host, "accumulation": 4},
+        {"name": "gradients on the host, batch 8", **host, "batch": 8, "loss_chunks": 32, "expandable": True},
     ]  # fmt: skip
-    states = {**best, "gradients": "card", "offload": "states"}
-    both = {**states, "offload": "states+activations", "batch": 16, "loss_chunks": 64}
-    streamed = [
-        {"name": "states on the host, 4 micro-batches", **states, "accumulation": 4},
-        {"name": "states on the host", **states},
-        {"name": "states and inputs of blocks on the host, batch 16", **both},
-        {"name": "states and inputs of blocks on the host, batch 16, 4 micro-batches", **both, "accumulation": 4},
-    ]
-    return [*streamed, rungs[-1], beside[0], *rungs[:-1], *beside[1:]]
+    return [rungs[-1], *beside[:3], rungs[-2], *beside[3:], *rungs[:-2]]
 
 
 EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}

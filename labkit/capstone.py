@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 
-from . import data, models, steps
+from . import data, machine, models, steps
 from .losses import loss_in_place as loss_in_place
+from .measuring import measure
 from .recipes import Recipe
 from .units import UserError
 
+DEPTHS = (2, 4)  # blocks of the models that `peak_bytes` predicts: with fewer, less than a window of gradients leaves
 # what `training` starts from, where that is not what `Recipe` starts from
 START: dict[str, Any] = {
     "model": "gpt2-xl", "batch": 4, "attention": "eager", "dropout": 0.0, "loss_chunks": 16,
@@ -34,6 +36,7 @@ LADDER: dict[str, dict[str, Any]] = {
     "fused GELU": {"activation": "gelu_pytorch_tanh"},
     "blocks compiled": {"compile": True},
     "the head's gradient summed in place": {"loss": "in place"},
+    "states wait there instead": {"gradients": "card", "offload": "states"},
 }
 # A step that no card of 8 GB takes as it is, the switches of the usual lists, and the orders in which two of them go
 TASK: dict[str, Any] = {"model": "gpt2-medium", "batch": 8, "seq": 1024}
@@ -71,6 +74,26 @@ def training(
     count = recipe.accumulation * recipe.batch
     tokens = data.random_tokens(count, recipe.seq, vocab=configuration.vocab_size, device=device)
     return steps.step_of(network, tokens.split(recipe.batch), recipe, lr=lr, every_loss=True)
+
+
+def peak_bytes(model: str, *, card: str | None = None, **switches: Any) -> int:
+    """The predicted steady peak (allocated) of `training` with these switches, in bytes.
+
+    A model's blocks repeat, so its peak is linear in their number: two models of `DEPTHS` blocks are predicted instead
+    of a deep one. A model with few blocks is predicted as it is.
+    """
+    layers = int(models.config(model).num_hidden_layers)
+    found = []
+    depths = list(DEPTHS) if layers > 2 * DEPTHS[1] else [layers]
+    for depth in depths:
+        how: dict[str, Any] = {"card": card or machine.preset().name, "trace": False, "nearest": False, "record": False}
+        report = measure(training, stateless=True, repeats=0, model=model, layers=depth, **how, **switches)
+        assert report.steady is not None
+        found.append(report.steady.allocated_bytes)
+    if len(found) == 1:
+        return found[0]
+    slope = (found[1] - found[0]) / (depths[1] - depths[0])
+    return round(found[0] + slope * (layers - depths[0]))
 
 
 def step_of(network: Any, parts: Any, *, lr: float = 1e-4, **switches: Any) -> Callable[..., torch.Tensor]:

@@ -18,7 +18,8 @@ from itertools import pairwise
 import torch
 
 import labkit as lab
-from labkit import capstone, casestudy, checkpointing, compiling, places, plans, stepping
+from labkit import capstone, casestudy, checkpointing, compiling, places, stepping, streaming
+from labkit.memory.host import host_memory
 from labkit.memory.workspaces import workspaces
 from labkit.training import Spread
 
@@ -86,15 +87,19 @@ lab.claims()
 #
 # ### The recipe
 #
-# The function below is the whole recipe, from parts that you have met. One of them is new. Weights (2 bytes) and 8-bit
-# states (2) take 4 of the 5.5 bytes, so the gradients (2) have no room. The usual way out is to step in backward. Then
-# no gradient outlives its own step, which rules out accumulation, and the weights of the last layers have changed
-# before the norm of all gradients is known, which rules out clipping by it.
+# The function below is the whole recipe, from parts that you have met. One of them is new. Weights (2 bytes), gradients
+# (2) and 8-bit states (2.125) are 6.1 bytes, and there are 5.5 with room for activations still to be found: one of the
+# three must be elsewhere. The usual way out is to step in backward. Then no gradient outlives its own step, which rules
+# out accumulation, and the weights of the last layers have changed before the norm of all gradients is known, which
+# rules out clipping by it. Gradients may also wait on the host (`stepping.GradientsOnHost`), which keeps both; but
+# those of every micro-batch cross the bus.
 #
-# `stepping.GradientsOnHost` keeps both: each gradient goes to the host as soon as backward has it, on a side stream,
-# and its norm is noted. When all are there, they come back one piece at a time, scaled by the clipping factor, and the
-# optimizer steps. Over the bus go 2 bytes for each parameter down and 2 up. `chunked` losses were in lesson 08;
-# `loss_in_place` also sums the gradient of the head's weights in one tensor, where autograd needs three.
+# The states are needed least often: an optimizer reads and writes them once a step, however many micro-batches a step
+# has. `streaming.StatesOnHost` lets *them* wait in pinned memory on the host. At the step they come piece by piece,
+# step on the card as before, and go back while the next piece comes. Gradients stay on the card, all those of a block
+# in one flat tensor, and micro-batches are summed there. Over the bus go 2.125 bytes for each parameter down and as
+# many up. `chunked` losses were in lesson 08; `loss_in_place` also sums the gradient of the head's weights in one
+# tensor, where autograd needs three.
 
 
 # %% name="whole-model"
@@ -111,7 +116,7 @@ def whole_model(device, batch=4, seq=1024, micro_batches=1, blocks=48, compiled=
     if compiled:
         compiling.compile_blocks(model)
     checkpointing.segments(model, 1)  # every block: only its input is kept
-    optimizer = stepping.GradientsOnHost(
+    optimizer = streaming.StatesOnHost(
         stepping.by_block(model),
         lambda weights: AdamW8bit(weights, lr=1e-4, block_size=64, bf16_stochastic_round=True),
         clip=1.0,
@@ -135,7 +140,7 @@ def whole_model(device, batch=4, seq=1024, micro_batches=1, blocks=48, compiled=
 
 
 lab.guess("peak", None, "GPT-2 XL, batch 4 x 1024, this recipe: the peak?", unit="GiB")
-lab.guess("host", None, "How much pinned memory do its gradients take on the host?", unit="GiB")
+lab.guess("host", None, "How much pinned memory do its states take on the host?", unit="GiB")
 
 # %% [markdown]
 # With a card it really runs now (the first step compiles, about half a minute). Without one, following 48 blocks on
@@ -182,7 +187,9 @@ with torch.device("meta"):
 N = sum(p.numel() for p in shapes.parameters())
 d, L, V = 1600, 48, 50257
 lab.answer("peak", measured=peak / GiB if peak else None)
-lab.answer("host", measured=2 * N / GiB, formula=2 * N / GiB, source="predicted")
+whole_recipe = lab.Recipe.of(**capstone.START | capstone.rung(list(capstone.LADDER)[-1]))
+pinned = host_memory(whole_recipe).pinned_bytes
+lab.answer("host", measured=pinned / GiB, formula=2.125 * N / GiB, source="predicted")
 if on_card:
     fits, where = whole.ok, {}
     said = f"{show(peak)} at batch 4 x 1024" if fits else "out of memory"
@@ -192,7 +199,8 @@ else:
 lab.settle("fits", measured=said, verdict="does not hold" if fits else "holds", **where)
 
 # %% [markdown]
-# The driver's number is larger than what PyTorch reserved: it includes the CUDA context, some hundred MiB outside the
+# The states take a little more of the host than their bytes: PyTorch rounds a pinned block up to a power of two. The
+# driver's number is larger than what PyTorch reserved: it includes the CUDA context, some hundred MiB outside the
 # budget. A card of 8 GB has less than the budget left for PyTorch, and less again where it draws a screen: there, take
 # a smaller batch.
 #
@@ -229,12 +237,13 @@ for name in rungs if not on_card else ():
     if (
         not how.pop("compile", False) or name == rungs[-1]
     ):  # compiling is predicted as an estimate only
-        predicted[name] = plans.peak_bytes("gpt2-xl", batch=4, seq=1024, **how)
+        predicted[name] = capstone.peak_bytes("gpt2-xl", batch=4, seq=1024, **how)
 BYTES = {  # weights, gradients and states for each parameter that stay on the card
     "fp32, AdamW": 16,
     "8-bit states": 4 + 4 + 2.125,
     "16-bit weights, rounded stochastically": 2 + 2 + 2.125,
     "gradients wait on the host": 2 + 2.125,
+    "states wait there instead": 2 + 2,
 }
 table, per_parameter = [], None
 for name in rungs:
@@ -297,7 +306,8 @@ if predicted:
 # late here only because the ladder follows the usual lists. A loss in chunks does not help at its place in the ladder.
 # The peak is elsewhere by then, and GPT-2's head shares its 80 million weights with the embedding: every chunk makes a
 # gradient for all of them, and autograd holds three of these at a time (the sum so far, the new one, and their sum).
-# The last rung adds them up in one.
+# The last rung but one adds them up in one. The last one trades the gradients' place for the states', in nearly the
+# same memory: what it brings is speed, and more of it with more micro-batches (below).
 
 # %% name="first-losses"
 values = {name: r["value"] for name, r in first_loss.items() if r}
@@ -325,14 +335,16 @@ else:
 # %% name="beside"
 ways = {  # clipping by the global norm, accumulation, rounding of 16-bit weights
     "recommended, batch 4": ("yes", "yes", "stochastic"),
+    "recommended, 4 micro-batches": ("yes", "yes", "stochastic"),
+    "recommended, blocks' inputs on the host too, batch 16": ("yes", "yes", "stochastic"),
+    "ladder: the head's gradient summed in place": ("yes", "yes", "stochastic"),
+    "gradients on the host, 4 micro-batches": ("yes", "yes", "stochastic"),
     "step in backward": ("no", "no", "stochastic"),
     "step in backward, each clipped": ("each tensor", "no", "stochastic"),
     "step in backward, two passes": ("yes", "no", "stochastic"),
     "4-bit states, gradients on the card": ("yes", "yes", "stochastic"),
     "torchao, optimizer on the host": ("no", "yes", "to nearest"),
     "torchao, optimizer and gradients on the host": ("no", "no", "to nearest"),
-    "recommended, batch 8": ("yes", "yes", "stochastic"),
-    "recommended, 4 micro-batches": ("yes", "yes", "stochastic"),
     "torchao, optimizer and gradients on the host, batch 16": ("no", "no", "to nearest"),
 }
 table = []
@@ -341,7 +353,7 @@ for name, can in ways.items():
     fit = report and report["status"] == "ok"
     table.append(
         [
-            name,
+            "gradients on the host" if name.startswith("ladder") else name,
             *can,
             show(report["steady"]["reserved_bytes"])
             if fit
@@ -370,15 +382,10 @@ else:
     lab.settle("backward", measured="needs a card", verdict="not measured here")
 
 # %% [markdown]
-# ### Beside other tools, and a faster recipe
+# ### Beside other tools
 #
-# The recipe above sends the gradients of every micro-batch over the bus. The states need it less often: an optimizer
-# reads and writes them once a step, however many micro-batches the step has. `streaming.StatesOnHost` lets *them* wait
-# on the host. At the step they come piece by piece, step on the card as before, and go back while the next piece
-# comes. Gradients take their place on the card (2 bytes for each parameter, where the states had 2.125), and
-# micro-batches are summed there. In `whole_model` it is one name, in the place of `stepping.GradientsOnHost`; a recipe
-# says `offload="states"`. With `offload="states+activations"` the blocks' inputs, all that checkpointing keeps, wait on
-# the host as well (`Prefetching`, lesson 05), which makes room for batch 16.
+# With `offload="states+activations"` in a recipe the blocks' inputs, all that checkpointing keeps, wait on the host as
+# well (`Prefetching`, lesson 05). That makes room for batch 16.
 #
 # `make bench-peers` gives other tools the same model, the same tokens and the same limit, each try in a process of its
 # own, and looks for the largest batch of each. Below is the fastest row of every way that fits.
@@ -678,7 +685,7 @@ def state(on):
     if "compile" in on:
         return None, None, None
     if name not in states:
-        states[name] = plans.peak_bytes(**arguments) / GiB
+        states[name] = capstone.peak_bytes(**arguments) / GiB
     return states[name], None, states[name] <= 0.95 * 8
 
 
@@ -760,26 +767,28 @@ lab.settle(
 # ### Your own model
 #
 # Name a model: a GPT-2 size, a folder with a `config.json`, or a hub name (its configuration is fetched, no weights).
-# `plans.plans` predicts the peak of a few recipes, the gentlest change first, and stops at the first that leaves a
-# tenth of the budget free. Change the two lines and run the cell again.
+# `lab.plan` searches all recipes of this course for it: it keeps those whose predicted peak leaves a margin in the
+# budget and ranks them by estimated time. Change the two lines and run the cell again. `print(plan)` says what each
+# switch saves and costs; `labkit plan MODEL --export train.py` in a terminal writes the first plan as a training
+# script.
 
 # %% name="own-model"
-MY_MODEL, MY_BATCH = "gpt2-large", 4
+MY_MODEL, MY_BATCH = "gpt2-large", None  # None: the batch that is fastest
 MY_CARD = None  # or "rtx2070", "t4", "rtx3060-12gb", "rtx4090", ...
-plan = plans.plans(MY_MODEL, budget=BUDGET, batch=MY_BATCH, seq=1024, card=MY_CARD)
-lab.table(
-    [f"{MY_MODEL}, {MY_BATCH} x 1024", f"predicted peak, budget {show(BUDGET)}", "fits"],
-    [[name, show(nbytes), fit] for name, nbytes, fit in plan],
+plan = lab.plan(MY_MODEL, budget=BUDGET, card=MY_CARD, seq=1024, batch=MY_BATCH)
+print(
+    f"{MY_MODEL}, budget {show(BUDGET)}; {plan.plain} needs {show(plan.plain_need.reserved_bytes)}"
 )
+lab.table(plan.columns, plan.rows)
 
 # %% [markdown]
-# All but the first row need bf16 in hardware. A T4 or an RTX 20 has none: there keep fp32 weights under fp16 autocast
-# with a `GradScaler`, and put the optimizer on the host. No such card was at hand.
+# A T4 or an RTX 20 has no bf16 in hardware. Name one as `MY_CARD`: its plans keep 16-bit weights in fp16, with fp32
+# masters and the optimizer on the host. No such card was at hand: their times are estimates.
 #
 # ## Account
 #
-# The peak of the recipe, term by term. It is reached early in backward. All weights and states are there, the inputs of
-# all blocks, and the gradient of the head's weights, which waits for its other half from the embedding (they share
+# The peak of the recipe, term by term. It is reached early in backward. All weights and gradients are there, the inputs
+# of all blocks, and the gradient of the head's weights, which waits for its other half from the embedding (they share
 # their weights). The last block is being computed again: its inside is about 34 d bytes a token in 16 bits
 # (lesson 03), and gradients inside its MLP are under way.
 
@@ -787,8 +796,7 @@ lab.table(
 b, s = 4, 1024
 account = {
     "weights, 2 N": 2 * N,
-    "states: 2 moments of 1 byte, 2 N": 2 * N,
-    "a scale for every 64 of them, 2 · 4 N / 64": 2 * 4 * N // 64,
+    "gradients, 2 N": 2 * N,
     "inputs of 48 blocks and of the last norm": 2 * b * s * d * (L + 1),
     "gradient of the head's weights": 2 * V * d,
     "inside of one block, 34 d a token": 34 * b * s * d,
@@ -807,7 +815,7 @@ if not on_card and known_whole and known_whole["status"] == "ok":
 if against:
     print(f"{told_by:44s} {show(against):>10s}")
     print(f"unexplained: {show(abs(against - total))} ({(against - total) / against:+.1%})")
-print(f"on the host: {show(2 * N)} of gradients, over the bus twice a step")
+print(f"on the host: {show(round(2.125 * N))} of states, over the bus twice a step")
 
 # %% [markdown]
 # Most of it is weights and states, so a larger batch is cheap: one sequence more costs 49 inputs, 3.1 MiB each, and
@@ -817,8 +825,8 @@ print(f"on the host: {show(2 * N)} of gradients, over the bus twice a step")
 # ## Equivalence
 #
 # Does the recipe compute what a plain loop computes? On a small GPT-2 in fp32, three steps, clipped to a third of the
-# gradients' norm, two micro-batches each, warm-up: PyTorch's own loop against gradients on the host and against two
-# backward passes. The last column is what stepping in backward with each tensor clipped does instead.
+# gradients' norm, two micro-batches each, warm-up: PyTorch's own loop against states on the host, gradients on the host
+# and two backward passes. The fourth line is what stepping in backward with each tensor clipped does instead.
 
 
 # %% name="equivalence"
@@ -836,11 +844,11 @@ small_tokens = small_tokens.to(lab.device())
 CLIP = 0.5
 
 
-def trained(gradients, micro_batches=1, steps=3):
+def trained(how, micro_batches=1, steps=3):
     """The weights after some steps, as one vector."""
     model = small_model()
     step = capstone.step_of(
-        model, small_tokens.chunk(micro_batches), gradients=gradients, clip=CLIP, lr=1e-3
+        model, small_tokens.chunk(micro_batches), clip=CLIP, lr=1e-3, **WAYS[how]
     )
     optimizers = getattr(step.optimizer, "optimizers", [step.optimizer])
     schedules = [
@@ -853,20 +861,27 @@ def trained(gradients, micro_batches=1, steps=3):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
+WAYS = {
+    "the usual way": {},
+    "states on the host": {"offload": "states"},
+    "gradients on the host": {"gradients": "host"},
+    "two backward passes": {"gradients": "two backward passes"},
+    "in backward, each clipped": {"gradients": "in backward, each clipped"},
+}
 start = torch.cat([p.detach().flatten() for p in small_model().parameters()])
 threads, differences = torch.get_num_threads(), {}
 torch.set_num_threads(1)  # on tensors this small, threads wait for each other most of the time
 for micro_batches in (1, 2):
-    usual = trained("card", micro_batches)
-    for gradients in ("host", "two backward passes", "in backward, each clipped"):
-        if micro_batches > 1 and gradients != "host":
+    usual = trained("the usual way", micro_batches)
+    for how in list(WAYS)[1:]:
+        if micro_batches > 1 and "on the host" not in how:
             continue
-        off = trained(gradients, micro_batches) - usual
-        differences[gradients, micro_batches] = float(off.norm() / (usual - start).norm())
+        off = trained(how, micro_batches) - usual
+        differences[how, micro_batches] = float(off.norm() / (usual - start).norm())
 torch.set_num_threads(threads)
 lab.table(
-    ["gradients", "micro-batches", "difference, as a share of the way"],
-    [[g, m, f"{value:.1e}"] for (g, m), value in differences.items()],
+    ["how", "micro-batches", "difference, as a share of the way"],
+    [[how, m, f"{value:.1e}"] for (how, m), value in differences.items()],
 )
 
 # %% [markdown]
@@ -921,7 +936,7 @@ print("as it should be" if share < 0.02 else "it helps here, which the account d
 # **It fits for one step and then runs out.** States are born in the first step. Look at the fourth.
 #
 # **The first step takes half a minute.** torchao's optimizers are compiled, for each shape anew.
-# `GradientsOnHost` steps whole blocks as flat pieces, so that there are few shapes.
+# `StatesOnHost` steps whole blocks as flat pieces, so that there are few shapes.
 #
 # **Changing the learning rate by hand does nothing with torchao.** Its rate is a tensor: use `fill_`, or a scheduler.
 #
@@ -1134,5 +1149,5 @@ lab.check.words(
 # %% name="finish"
 lab.finish(
     "The whole model does not fit? Bytes for each parameter first (16-bit weights with stochastic rounding, 8-bit "
-    "states, gradients on the host), then checkpointing and a chunked loss, then fused attention and compiled blocks."
+    "states that wait on the host), then checkpointing and a chunked loss, then fused attention and compiled blocks."
 )

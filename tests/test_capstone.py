@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import labkit as lab
-from labkit import capstone, plans
+from labkit import capstone
 from labkit.checkpointing import segments
 from labkit.recipes import chunked_loss
 
@@ -118,13 +118,13 @@ def test_weights_are_the_same_in_every_dtype() -> None:
 @pytest.mark.slow
 def test_depth_is_a_straight_line() -> None:
     """Twelve blocks, predicted whole, against the line through two and four."""
-    how: dict[str, Any] = {**plans.PLANS["gradients wait on the host"], "batch": 1, "seq": 256, "attention": "sdpa"}
+    how: dict[str, Any] = {**capstone.rung("loss in 16 chunks"), "gradients": "host", "batch": 1, "seq": 256}
     whole = lab.measure(
         capstone.training, model="gpt2", repeats=0, trace=False, nearest=False, record=False, stateless=True,
         card="h200", **how,
     )  # fmt: skip
     assert whole.steady is not None
-    line = plans.peak_bytes("gpt2", card="h200", **how)
+    line = capstone.peak_bytes("gpt2", card="h200", **how)
     assert line == pytest.approx(whole.steady.allocated_bytes, rel=0.02)
 
 
@@ -137,16 +137,7 @@ def test_the_line_meets_what_a_card_measured() -> None:
     seen = 0
     for name in ("fp32, AdamW", "fused attention", "autocast to bf16", "8-bit states"):
         truth = measured[f"ladder: {name}, without a limit"]["steady"]["allocated_bytes"]
-        predicted = plans.peak_bytes("gpt2-xl", card="h200", batch=4, seq=1024, **capstone.rung(name))
+        predicted = capstone.peak_bytes("gpt2-xl", card="h200", batch=4, seq=1024, **capstone.rung(name))
         assert predicted == pytest.approx(truth, rel=0.01), name
         seen += 1
     assert seen == 4
-
-
-@pytest.mark.slow
-def test_plans_stop_at_the_first_that_fits() -> None:
-    found = plans.plans("gpt2", budget="8GiB", batch=1, seq=128, card="h200")
-    assert [name for name, _, _ in found] == [next(iter(plans.PLANS))] and found[0][2]
-    tight = plans.plans("gpt2", budget="1GiB", batch=1, seq=128, card="h200")
-    assert len(tight) > 1 and not tight[0][2]
-    assert [fit for _, _, fit in tight[:-1]] == [False] * (len(tight) - 1)
