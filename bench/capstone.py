@@ -40,6 +40,7 @@ def configurations() -> list[dict[str, Any]]:
         {"name": "recommended, 4 micro-batches", **best, "accumulation": 4},
         {"name": "recommended, blocks' inputs on the host too, batch 16", **inputs, "expandable": True},
         {"name": "step in backward", **plain, "gradients": "in backward"},
+        {"name": "step in backward, block by block", **plain, "gradients": "in backward", "flat": True},
         {"name": "4-bit states, gradients on the card", **host, "optimizer": "adamw4bit", "gradients": "card"},
         {"name": "step in backward, two passes", **host, "gradients": "two backward passes"},
         {"name": "step in backward, each clipped", **host, "gradients": "in backward, each clipped"},
@@ -143,7 +144,8 @@ def write(out: str, kind: str, **fields: Any) -> None:
     row = {
         "kind": kind, "lesson": LESSON, "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "card": here.card or "processor", "source": "measured" if here.card else "cpu", "method": METHOD,
-        "versions": lesson.versions(), "capability": here.sm, "command": f"bench/capstone.py {' '.join(sys.argv[1:2])}",
+        "versions": lesson.versions(), "capability": here.sm,
+        "command": f"bench/{Path(sys.argv[0]).name} {' '.join(sys.argv[1:2])}",
     }  # fmt: skip
     lab.Ledger(out).append({**row, **fields})
 

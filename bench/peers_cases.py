@@ -16,6 +16,7 @@ BEST: dict[str, Any] = {  # lesson 12's recipe
     "optimizer": "adamw8bit", "stochastic_rounding": True, "gradients": "host", "compile": "blocks",
 }  # fmt: skip
 RESIDENT = {**BEST, "gradients": "card"}
+FLAT = {**RESIDENT, "flat": True}  # a block's weights step as one tensor
 STATES = {**RESIDENT, "offload": "states"}  # they wait on the host and step on the card piece by piece
 INPUTS = {**RESIDENT, "offload": "states+activations"}  # the inputs of checkpointed segments, too
 FAST = {"compile": True, "activation": "gelu_pytorch_tanh"}
@@ -103,6 +104,8 @@ def _ours_xl(tight: bool, at: dict[str, Any]) -> list[Case]:
                   batch=4, accumulation=4, **at),
             _ours("all on the card, nothing checkpointed, 4 micro-batches", {**RESIDENT, **ROOMY, "checkpoint": 0},
                   batch=4, accumulation=4, **at),
+            _ours("all on the card, flat steps, nothing checkpointed, 4 micro-batches",
+                  {**FLAT, **ROOMY, "checkpoint": 0}, batch=4, accumulation=4, **at),
         ]  # fmt: skip
     four: dict[str, Any] = {"accumulation": 4, **at}
     return [
@@ -126,6 +129,7 @@ def _small() -> list[Case]:
         _ours("gradients on the host", {**BEST, **ROOMY}, **trainer),
         _ours("all on the card", small, **trainer),
         _ours("all on the card, nothing checkpointed", {**small, "checkpoint": 0}, **trainer),
+        _ours("all on the card, flat steps, nothing checkpointed", {**small, "flat": True, "checkpoint": 0}, **trainer),
         _ours("all on the card, 32-bit AdamW", {**small, "optimizer": "adamw-fused", "stochastic_rounding": False},
               **trainer),
         Case("PyTorch", "plain fp32", {"precision": "fp32", "optimizer": "adamw", "checkpoint": False},
@@ -147,6 +151,7 @@ def _medium() -> list[Case]:
     at: dict[str, Any] = {"model": "gpt2-medium", "cap_gib": 8}
     return [
         _ours("all on the card", {**RESIDENT, **ROOMY}, batch=32, **at),
+        _ours("all on the card, flat steps", {**FLAT, **ROOMY}, batch=32, **at),
         Case("torchao", "both on the host, fused GELU, compiled blocks, Liger's loss",
              {"optimizer": "offload+gradients", "loss": "liger", **FAST}, batch=32, **at),
         Case("Trainer", "autocast, adamw_8bit, checkpointing", {**CHECKPOINTED, "optim": "adamw_8bit"}, batch=8, **at),

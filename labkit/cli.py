@@ -265,12 +265,16 @@ def predict(
         bool, typer.Option("--stochastic-rounding", help="Of bf16 weights, by adamw8bit and adamw4bit.")
     ] = False,
     offload: Annotated[
-        str, typer.Option(help="What the host keeps: none, activations, optimizer or optimizer+gradients.")
+        str,
+        typer.Option(
+            help="What the host keeps: none, activations, states, states+activations, optimizer, optimizer+gradients."
+        ),
     ] = "none",
     compile: Annotated[str, typer.Option(help="none, blocks or whole: an estimate with a band.")] = "none",
     expandable_segments: Annotated[
         bool, typer.Option("--expandable-segments", help="PYTORCH_ALLOC_CONF=expandable_segments:True.")
     ] = False,
+    flat: Annotated[bool, typer.Option("--flat", help="The optimizer steps a block's weights as one tensor.")] = False,
     card: Annotated[str | None, typer.Option(help="The card to predict for, such as t4, rtx4090 or h200.")] = None,
     budget: Annotated[str | None, typer.Option(help="Cap on reserved memory, such as 8GiB; no cap by default.")] = None,
     recipes: Annotated[
@@ -293,7 +297,7 @@ def predict(
         "checkpoint": checkpoint, "optimizer": optimizer, "loss": loss, "activation": activation,
         "accumulation": accumulation, "dropout": dropout, "loss_chunks": loss_chunks, "gradients": gradients,
         "clip": clip, "stochastic_rounding": stochastic_rounding, "offload": offload, "compile": compile,
-        "expandable_segments": expandable_segments,
+        "expandable_segments": expandable_segments, "flat": flat,
     }  # fmt: skip
     predicting.one(fields, card=card, budget=budget, as_json=as_json)
 

@@ -89,7 +89,7 @@ def _measured(kind: str, lesson: str, name: str) -> list[Mapping[str, Any]]:
     """Every row of this kind, lesson and name: rough ones first, then oldest first, so that the last is the best."""
     rows = _rows(str(places.home() / "data" / "reference"))
     found = [r for r in rows if (r.get("kind"), r.get("lesson"), r.get("name")) == (kind, lesson, name)]
-    return sorted(found, key=lambda row: not row.get("remark"))
+    return sorted(found, key=lambda row: (not row.get("remark"), row.get("at", "")))
 
 
 def _label(row: Mapping[str, Any]) -> str:

@@ -43,7 +43,8 @@ class Recipe:
     activation, N >= 1 makes every N consecutive blocks one checkpointed segment; ``loss_chunks`` parts of a loss that
     is not ``full``; ``clip`` the global norm that gradients are scaled down to (None: as they are). ``gradients`` says
     where they wait, or that the optimizer steps while backward runs; ``offload`` what lies in the host's memory: with
-    ``states`` they step on the card, with ``optimizer`` on the host.
+    ``states`` they step on the card, with ``optimizer`` on the host. ``flat`` makes a block's weights one tensor for
+    the optimizer (`labkit.flat`; with states or gradients on the host they are one anyway).
     ``precision`` ``fp16`` has fp16 weights and an fp32 master copy. `CHOICES` lists the values of the other fields.
     Construct with `Recipe.of` to have values and combinations checked.
     """
@@ -66,6 +67,7 @@ class Recipe:
     offload: str = "none"
     compile: str = "none"
     expandable_segments: bool = False
+    flat: bool = False
 
     @classmethod
     def of(cls, **fields: Any) -> Recipe:
@@ -90,7 +92,7 @@ class Recipe:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
                 raise UserError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
-        for name in ("stochastic_rounding", "expandable_segments"):
+        for name in ("stochastic_rounding", "expandable_segments", "flat"):
             if not isinstance(getattr(self, name), bool):
                 raise UserError(f"{name} must be true or false, not {getattr(self, name)!r}")
         if not isinstance(self.model, str) or not self.model:
@@ -112,6 +114,16 @@ class Recipe:
     def tokens(self) -> int:
         """Tokens of one optimizer step."""
         return self.batch * self.seq * self.accumulation
+
+    @property
+    def in_place(self) -> bool:
+        """Whether gradients have a place of their own on the card, from the start of the first step."""
+        return self.gradients == "card" and (self.flat or self.offload.startswith("states"))
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether the optimizer steps flat pieces of weights, not tensors."""
+        return self.flat or self.gradients == "host" or self.offload.startswith("states")
 
     def __str__(self) -> str:
         default, said = Recipe(), []
@@ -213,6 +225,23 @@ CONFLICTS: tuple[tuple[Callable[[Recipe], bool], str], ...] = (
     (
         lambda r: _states_away(r) and r.optimizer == "sgd",
         "sgd has no states that could wait on the host: use offload=none",
+    ),
+    (
+        lambda r: r.flat and (r.precision == "fp16" or _on_host(r) or _states_away(r) or r.gradients == "host"),
+        "master copies, and states and gradients on the host, are in flat pieces already, and torchao's optimizer on "
+        "the host takes tensors: leave flat off",
+    ),
+    (
+        lambda r: r.flat and r.precision == "amp-fp16",
+        "with flat steps the gradients are not where a scale for fp16 looks for them: use bf16 or amp-bf16",
+    ),
+    (
+        lambda r: r.flat and r.gradients == "in-backward-each-clipped",
+        "flat steps do not see single tensors, which this clips: use two-backward-passes or gradients=card",
+    ),
+    (
+        lambda r: r.flat and r.compile == "whole",
+        "compiled whole, backward returns all gradients at once, not into their places: use compile=blocks",
     ),
     (
         lambda r: _on_host(r) and r.optimizer != "adamw",

@@ -309,7 +309,7 @@ class Group:
         for p, part in zip(members, self._parts(flat), strict=True):
             part.copy_(p.detach())
             p.data = part
-        self.count, self.most = count, most
+        self.flat, self.count, self.most = flat, count, most
         self.pieces = [torch.nn.Parameter(piece) for piece in flat.split(most)]
         self.optimizer = make(self._stepped())
         self.buffer: torch.Tensor | None = None
@@ -327,6 +327,11 @@ class Group:
             flat[start : start + p.numel()].view(p.shape) for start, p in zip(self._starts, self.members, strict=True)
         ]
 
+    def part_of(self, flat: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+        """The place of a member in a tensor of the group's size."""
+        place = next(n for n, member in enumerate(self.members) if member is p)
+        return self._parts(flat)[place]
+
     def buffer_parts(self) -> Iterable[tuple[torch.nn.Parameter, torch.Tensor]]:
         """Each parameter with the place of its gradient."""
         if self.buffer is None:
@@ -337,9 +342,15 @@ class Group:
         """Whether all gradients are there; False where none is."""
         there = sum(p in waiting for p in self.members)
         if there and there < len(self.members):
-            raise UserError(f"{len(self.members) - there} of {len(self.members)} parameters that step together got no "
-                            "gradient: freeze them before, or put them into a group of their own")  # fmt: skip
+            raise self.incomplete(there)
         return there > 0
+
+    def incomplete(self, there: int) -> UserError:
+        """The error of a step that finds gradients for only so many members."""
+        return UserError(
+            f"{len(self.members) - there} of {len(self.members)} parameters that step together got no gradient: "
+            "freeze them before, or put them into a group of their own"
+        )
 
 
 def pinned(count: int, like: torch.Tensor) -> torch.Tensor:

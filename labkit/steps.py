@@ -15,6 +15,7 @@ import torch
 
 from . import compiling, models, optimizers, stepping
 from .checkpointing import segments
+from .flat import BlocksInBackward, FlatSteps
 from .losses import chunked_loss, loss_in_place
 from .masters import Masters
 from .offload import Prefetching, drop_hooks_with
@@ -64,7 +65,7 @@ def step_of(
     scaled = optimizer.scaled if recipe.precision == "fp16" else scaler.scale
     hooks = Prefetching(keep=network) if recipe.offload.endswith("activations") else None
     in_backward = isinstance(optimizer, stepping.InBackward)
-    clips = recipe.gradients != "card" or recipe.precision == "fp16" or recipe.offload.startswith("states")
+    clips = recipe.gradients != "card" or recipe.precision == "fp16" or recipe.in_place
     clip = None if clips else recipe.clip  # else the optimizer does
 
     def loss_of(part: torch.Tensor, count: int) -> torch.Tensor:
@@ -124,6 +125,10 @@ def optimizer_of(network: Any, recipe: Recipe, *, lr: float = 1e-4) -> Any:
     if recipe.offload.startswith("states"):
         on_host = recipe.gradients == "host"
         return StatesOnHost(stepping.by_block(network), make, gradients_on_host=on_host, clip=recipe.clip)
+    if recipe.flat and recipe.gradients == "card":
+        return FlatSteps(stepping.by_block(network), make, clip=recipe.clip)
+    if recipe.flat:
+        return BlocksInBackward(stepping.by_block(network), make)
     if recipe.gradients == "host":
         return stepping.GradientsOnHost(stepping.by_block(network), make, clip=recipe.clip)
     if recipe.gradients != "card":

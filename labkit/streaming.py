@@ -20,62 +20,35 @@ from typing import Any
 
 import torch
 
-from .stepping import GradientsOnHost, Group, Make, pinned
+from .flat import FlatSteps
+from .stepping import Group, Make, pinned
 
 LEAST = 4096  # numbers: a smaller tensor (a step's count, a table of codes) stays where it is
 
 
-class StatesOnHost(GradientsOnHost):
+class StatesOnHost(FlatSteps):
     """An optimizer for weights on the card whose states are in pinned host memory between their steps.
 
-    groups, make, clip, most, window: as for `labkit.stepping.GradientsOnHost`, which it is. At most two pieces' states
-    (``most`` numbers each) are on the card, and what is still leaving.
-    gradients_on_host: gradients wait on the host too; else (usual) on the card, as parts of one flat tensor for each
-    group. ``p.grad`` is then a part of it: `zero_grad` sets it to zero and never to None.
+    groups, make, clip, most, window, gradients_on_host: as for `labkit.flat.FlatSteps`, which it is. At most two
+    pieces' states (``most`` numbers each) are on the card, and what is still leaving.
 
-    `param_groups`, ``norm``, `state_dict` are those of `GradientsOnHost`; states in a `state_dict` are on the host.
+    `param_groups`, ``norm``, `state_dict` are those of `FlatSteps`; states in a `state_dict` are on the host.
     """
 
-    def __init__(
-        self, groups: Sequence[Sequence[torch.nn.Parameter]], make: Make, *, gradients_on_host: bool = False,
-        clip: float | None = None, most: int = 2**25, **how: Any,
-    ):  # fmt: skip
-        self._gradients_on_host = gradients_on_host
-        super().__init__(groups, make, clip=clip, most=most, **how)
+    def __init__(self, groups: Sequence[Sequence[torch.nn.Parameter]], make: Make, **how: Any):
+        super().__init__(groups, make, **how)
         self._back: Any = torch.cuda.Stream(self._norms.device) if self._norms.is_cuda else None
         self._parked: dict[tuple[int, int], list[torch.Tensor]] = {}
         self._going: deque[tuple[list[torch.Tensor], Any]] = deque()
-        if not gradients_on_host:
-            for p, part in self._buffer.items():
-                p.grad = part
 
-    def _group(self, members: list[torch.nn.Parameter], make: Make, most: int) -> Group:
-        return Group(members, make, most, wait_on="host" if self._gradients_on_host else "card")
-
-    def _arrived(self, p: torch.Tensor) -> None:
-        if self._gradients_on_host:
-            super()._arrived(p)
-            return
-        part = self._buffer[p]
-        if p.grad is not part:  # somebody set it to None
-            part.copy_(p.grad)  # type: ignore[arg-type]
-            p.grad = part
-        self._waiting.add(p)
-
-    @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Clip by the global norm, and step piece by piece, the next piece's states under way."""
-        if not self._gradients_on_host:
-            self._norms.zero_()
-            for place, group in enumerate(self._groups):
-                if group.complete(self._waiting):
-                    self._norms[place] = torch.linalg.vector_norm(group.buffer, dtype=torch.float32)
         loss = super().step(closure)
         self._let_states_go(0)
         return loss
 
     def _bring(self, group: Group, place: int) -> Callable[[], torch.Tensor]:
-        gradient = super()._bring(group, place) if self._gradients_on_host else lambda: group.waiting[place]
+        gradient = super()._bring(group, place)
         states = self._states(group, place)
         key = (self._groups.index(group), place)
         host = self._parked.get(key)
@@ -123,15 +96,6 @@ class StatesOnHost(GradientsOnHost):
     def _states(group: Group, place: int) -> dict[str, Any]:
         states: dict[str, Any] = group.optimizer.state[group.pieces[place]]
         return states
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Set the gradients to zero."""
-        super().zero_grad(set_to_none)
-        if not self._gradients_on_host:
-            for group in self._groups:
-                group.buffer.zero_()
-            for p, part in self._buffer.items():
-                p.grad = part
 
     def state_dict(self) -> dict[str, Any]:
         """The states of the optimizers inside, in order, on the host."""

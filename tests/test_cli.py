@@ -125,8 +125,9 @@ def test_predict_has_a_flag_for_every_field_of_a_recipe(capsys, quick_prediction
     changed = {
         "model": "gpt2-medium", "batch": 3, "seq": 77, "precision": "bf16", "attention": "eager", "checkpoint": 2,
         "optimizer": "adam8bit", "loss": "chunked", "activation": "gelu_pytorch_tanh", "accumulation": 5,
-        "dropout": 0.3, "loss_chunks": 4, "gradients": "in-backward-each-clipped", "clip": 0.5,
+        "dropout": 0.3, "loss_chunks": 4, "gradients": "two-backward-passes", "clip": 0.5,
         "stochastic_rounding": True, "offload": "activations", "compile": "none", "expandable_segments": True,
+        "flat": True,
     }  # fmt: skip
     changed |= {"optimizer": "adamw8bit", "accumulation": 1}  # what goes together with these
     assert set(changed) == set(Recipe().to_dict()), "a new recipe field needs a flag in cli.predict and a value here"

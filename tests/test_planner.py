@@ -398,6 +398,8 @@ SCRIPTS = {
     "states on the host": {"precision": "bf16", "optimizer": "adamw8bit", "stochastic_rounding": True,
                            "offload": "states+activations", "checkpoint": 1, "clip": 1.0},
     "in backward": {"precision": "bf16", "gradients": "in-backward"},
+    "in backward, flat": {"precision": "bf16", "gradients": "in-backward", "flat": True},
+    "flat": {"precision": "bf16", "flat": True, "clip": 1.0, "accumulation": 2},
 }  # fmt: skip
 
 

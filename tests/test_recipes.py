@@ -46,7 +46,7 @@ def test_defaults_are_those_of_the_vocabulary():
         "model": "gpt2", "batch": 8, "seq": 1024, "precision": "fp32", "attention": "sdpa", "checkpoint": 0,
         "optimizer": "adamw", "loss": "full", "activation": "gelu_new", "accumulation": 1, "dropout": 0.1,
         "loss_chunks": 8, "gradients": "card", "clip": None, "stochastic_rounding": False, "offload": "none",
-        "compile": "none", "expandable_segments": False,
+        "compile": "none", "expandable_segments": False, "flat": False,
     }  # fmt: skip
     assert str(Recipe.of(batch=2, checkpoint=3)) == "gpt2 2x1024 checkpoint=3"
     assert Recipe.of().changed(accumulation=4).tokens == 8 * 1024 * 4

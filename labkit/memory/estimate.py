@@ -143,7 +143,7 @@ def _beyond(recipe: Recipe, layers: int, again: bool) -> Callable[[Key], float]:
         back = phase in ("backward", "recompute")
         if recipe.gradients == "host":
             return (min(float(LEAVING), float(block * layers)) + largest * again) * back
-        if not again or recipe.offload.startswith("states"):  # one piece of memory, from the start
+        if not again or recipe.in_place:  # one piece of memory, from the start
             return 0.0
         if not back or place.startswith("last-") or place.endswith(("lm_head", "norm", "ln_f")):
             return float(total - back * (_number(place) + 1) * block)

@@ -76,7 +76,7 @@ def work(recipe: Recipe, card: str | None = None) -> Work:
     known = recipe.to_dict()
     plain: dict[str, Any] = {
         "batch": 1, "checkpoint": 0, "accumulation": 1, "optimizer": "sgd", "compile": "none", "offload": "none",
-        "gradients": "card", "stochastic_rounding": False, "clip": None, "expandable_segments": False,
+        "gradients": "card", "stochastic_rounding": False, "clip": None, "expandable_segments": False, "flat": False,
         "cuda_graph": False,
     }  # fmt: skip
     preset = machine.preset(card)

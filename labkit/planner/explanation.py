@@ -104,6 +104,9 @@ def _turned_on(recipe: Recipe) -> list[tuple[str, str, str, dict[str, Any]]]:
     if recipe.gradients.startswith("in-backward"):
         what = "each gradient is used and dropped at once: no accumulation, no clipping by the global norm"
         on.append((f"gradients={recipe.gradients}", what, "12", {"gradients": "card"}))
+    if recipe.flat:
+        what = "the optimizer steps a block's weights as one tensor: fewer launches"
+        on.append(("flat", what, "12", {"flat": False}))
     if recipe.checkpoint:
         every = "every block" if recipe.checkpoint == 1 else f"every {recipe.checkpoint} blocks"
         what = f"only the input of {every} is kept, the rest is computed twice"

@@ -274,13 +274,21 @@ def _optimizer(recipe: Recipe, parts: _Parts) -> None:
             "optimizer = StatesOnHost(", f"    stepping.by_block(model), {make},",
             f"    gradients_on_host={recipe.gradients == 'host'}, clip={recipe.clip},", ")",
         ]  # fmt: skip
+    elif recipe.flat and recipe.gradients == "card":
+        parts.use("from labkit import stepping")
+        parts.use("from labkit.flat import FlatSteps")
+        lines.append(f"optimizer = FlatSteps(stepping.by_block(model), {make}, clip={recipe.clip})")
     elif recipe.gradients == "host":
         parts.use("from labkit import stepping")
         lines.append(f"optimizer = stepping.GradientsOnHost(stepping.by_block(model), {make}, clip={recipe.clip})")
     elif recipe.gradients.startswith("in-backward"):
         parts.use("from labkit import stepping")
         each = recipe.clip if recipe.gradients.endswith("clipped") else None
-        lines.append(f"steps = stepping.InBackward(model.parameters(), {make}, clip_each={each})  # backward steps")
+        if recipe.flat:
+            parts.use("from labkit.flat import BlocksInBackward")
+            lines.append(f"steps = BlocksInBackward(stepping.by_block(model), {make})  # backward steps")
+        else:
+            lines.append(f"steps = stepping.InBackward(model.parameters(), {make}, clip_each={each})  # backward steps")
         parts.groups = "[group for optimizer in steps.optimizers for group in optimizer.param_groups]"
     else:
         lines.append(f"optimizer = ({make})(model.parameters())")
@@ -313,7 +321,7 @@ def _step(recipe: Recipe, parts: _Parts) -> None:
     if recipe.gradients.startswith("in-backward"):
         return  # backward has stepped already
     own_clip = recipe.clip is not None and recipe.gradients == "card" and recipe.precision != "fp16"
-    own_clip = own_clip and not recipe.offload.startswith("states")
+    own_clip = own_clip and not recipe.in_place
     clip = f"torch.nn.utils.clip_grad_norm_(model.parameters(), {recipe.clip})"
     if recipe.precision == "amp-fp16":
         parts.backward = "scaler.scale(loss).backward()"

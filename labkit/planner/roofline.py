@@ -140,7 +140,7 @@ class Estimator:
             phases["loss head"] = phases["loss head"][0], phases["loss head"][1] + chunks(recipe) * r.chunk_launch
         times = recipe.accumulation
         phases = {name: (card * times, host * times) for name, (card, host) in phases.items()}
-        added = times - (not recipe.offload.startswith("states"))  # whose gradients have their place from the start
+        added = times - (not recipe.in_place)  # whose gradients have their place from the start
         if added:
             adding = 3 * self.shape.parameters * self.shape.gradient_bytes(recipe)
             phases["backward"] = phases["backward"][0] + added * self._moving(adding), phases["backward"][1]
@@ -217,8 +217,8 @@ class Estimator:
             nbytes += shape.parameters * 3 * shape.gradient_bytes(recipe)
         gradients = recipe.gradients
         one_by_one = gradients not in ("card", "host")
-        away = gradients == "host" or recipe.offload.startswith("states")
-        pieces = shape.pieces(2**25 if recipe.offload.startswith("states") else 2**24) if away else shape.tensors
+        most = 2**25 if recipe.flat or recipe.offload.startswith("states") else 2**24
+        pieces = shape.pieces(most) if recipe.in_pieces else shape.tensors
         host = pieces * getattr(r, how.tensor) if how.tensor else 0.0
         host += pieces * r.rounding_tensor * recipe.stochastic_rounding
         if how.tensor is None and one_by_one:

@@ -102,11 +102,7 @@ def _need(recipe: Recipe, card: str, stamped: int) -> Need:
 def _unseen(recipe: Recipe) -> int:
     """Bytes that a prediction may miss."""
     compiled = COMPILED_REST if recipe.compile == "blocks" and recipe.precision not in ("bf16", "fp16") else 0
-    if (
-        recipe.optimizer not in ("adamw8bit", "adamw4bit")
-        or recipe.gradients == "host"
-        or recipe.offload.startswith("states")
-    ):
+    if recipe.optimizer not in ("adamw8bit", "adamw4bit") or recipe.in_pieces:
         return compiled
     return compiled + TEMPORARY * Shape.of(recipe).largest
 
@@ -123,7 +119,7 @@ def _exact(recipe: Recipe, card: str, stamped: int) -> Need:
 
     # where gradients wait in a place of their own, another micro-batch brings no more than a copy of one of them, and
     # not even that where the place is on the card and was there for the first
-    apart = recipe.accumulation > 1 and (recipe.gradients == "host" or recipe.offload.startswith("states"))
+    apart = recipe.accumulation > 1 and (recipe.gradients == "host" or recipe.in_place)
     alike = recipe.changed(accumulation=1 if apart else min(2, recipe.accumulation))
     report = memory.predict_recipe(alike, card=card)
     assert report.first is not None

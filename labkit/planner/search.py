@@ -222,7 +222,7 @@ def _by_speed(
         hopeful = tuple(r for r in one.sizes if ROUGH * rough_bytes(r, shape) <= room.limit_bytes)
         several = tuple(trying.several(s) or s for s in hopeful) if batch is None and steps else hopeful
         # with gradients in a place of their own more micro-batches take no more memory
-        own_place = recipe.gradients == "host" or recipe.offload.startswith("states")
+        own_place = recipe.gradients == "host" or recipe.in_place
         for sizes in (several,) if own_place or several == hopeful else (hopeful, several):
             if sizes:
                 speed = sizes[-1].tokens / estimate(sizes[-1], card, shape=shape).seconds
