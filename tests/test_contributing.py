@@ -157,3 +157,19 @@ def test_nothing_is_written_of_a_run_that_measured_nothing_or_nonsense(tmp_path:
         with pytest.raises(UserError, match=said):
             contributing.submit(tmp_path, tmp_path / "out.jsonl")
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_reference_rows_are_those_of_a_lessons_last_session(tmp_path: Path) -> None:
+    """A run that went on after a change ran a lesson again: what it measured before is no longer what it does."""
+    import runpy
+
+    begin = {"kind": "begin", "lesson": "01_a", "machine": {"driver": "580.1", "card": CARD}}
+    rows = [
+        {**begin, "session": "1"}, {**REPORT, "session": "1"}, {**REPORT, "session": "1", "name": "gone since"},
+        {**begin, "session": "2"}, {**REPORT, "session": "2", "tokens": 4096},
+    ]  # fmt: skip
+    (tmp_path / "ledger.jsonl").write_text("".join(json.dumps({"schema": 1, **row}) + "\n" for row in rows))
+    main = runpy.run_path(str(REFERENCE.parents[1] / "tools" / "reference.py"))["main"]
+    main(str(tmp_path), str(tmp_path / "out.jsonl"))
+    kept = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [(row["name"], row["tokens"], row["driver"]) for row in kept] == [("step", 4096, "580.1")]

@@ -3,7 +3,8 @@
     python tools/reference.py runs/ID data/reference/lessons-h200.jsonl
     python tools/reference.py runs/ID data/reference/lessons-h200.jsonl --add "beside other processes: times are rough"
 
-Kept are reports, facts, guesses' answers and settled claims; each row gets the command that made it, and the driver.
+Kept are reports, facts, guesses' answers and settled claims of each lesson's last session; each row gets the command
+that made it, and the driver.
 With ``--add`` only those go in that the file has no row for yet, each with the text as its ``remark``.
 """
 
@@ -26,7 +27,12 @@ def main(run: str, out: str, add: str = "", remark: str = "") -> None:
         raise SystemExit(__doc__)
     rows = Ledger(Path(run) / "ledger.jsonl").rows()
     machine = next(row["machine"] for row in rows if row["kind"] == "begin")
+    last = {
+        row["lesson"]: row["session"] for row in rows if row["kind"] == "begin"
+    }  # a run that went on ran some again
+    rows = [row for row in rows if row.get("session") == last.get(row.get("lesson"))]
     kept = [row for row in rows if row["kind"] in KINDS and (row["kind"] != "claim" or row.get("verdict"))]
+    kept = [row for row in kept if row.get("source")]  # a guess without an answer says nothing
     if not kept:
         raise SystemExit(f"{run}: nothing was measured")
     lines: list[str] = []
