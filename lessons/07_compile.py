@@ -25,18 +25,18 @@ import sys
 import tempfile
 from pathlib import Path
 
-import torch
-import torch._inductor.codecache
-
-import labkit as lab
-from labkit import compiling, quiet, toolchain
+from labkit import toolchain
 
 # what gets compiled is kept here, and nowhere else
 CACHE = Path(tempfile.mkdtemp(prefix="lesson-07-"))
-# for a processor: the C++ compiler gets ready while the next lines load Inductor; no first call below pays for either
-ready = toolchain.preparing(lab.device(), CACHE)
+# for a processor: the C++ compiler gets ready while the next lines load PyTorch; no first call below pays for either
+ready = toolchain.preparing(CACHE)
+import torch
 import torch._inductor.compile_fx
 from torch.utils.checkpoint import checkpoint
+
+import labkit as lab
+from labkit import compiling, quiet
 
 quiet.transformers()  # imported now, silently
 lesson = lab.begin("07_compile")
