@@ -5,6 +5,7 @@ import json
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 from diagnosis_texts import HEALTHY, MORE, SILENT, TEXTS, oom, traceback
@@ -53,6 +54,16 @@ def test_nothing_fires_where_nothing_is_wrong(unpredicted, what):
     assert not found.known and names(found) == []
     assert any("no problem that the rules know" in n or "none that the rules know" in n for n in found.notes), found
     assert "no cause that is known here" in str(found)
+
+
+LOGS = [json.loads(line) for line in (Path(__file__).parent / "diagnosis_logs.jsonl").open(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log["name"])
+def test_logs_of_whole_runs(unpredicted, log):
+    """Of many tools and wrappings, and six out-of-memory errors of a card; ``-`` stands for silence."""
+    first = (names(diagnose(log["text"])) or ["-"])[0]
+    assert first in log["expected"].split("|")
 
 
 def test_nothing_fires_on_what_only_sounds_like_it(unpredicted):

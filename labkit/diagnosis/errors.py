@@ -10,7 +10,9 @@ from .reading import Reading
 
 # what stands before a line when several processes or a logger write it
 PREFIX = re.compile(
-    r"^(?:\[?rank ?\d+\]?:? ?|\[\d+\]:? |\(\w+ pid=\d+[^)]*\) |\[?\d{4}-\d\d-\d\d[T ][\d:,.]+Z?\]? ?|[\d:,.]{8,} |"
+    r"^(?:\[?rank ?\d+\]?:? ?|\d{1,4}: (?=\s*(?:File|Traceback|[\w.]+(?:Error|Exception)\b|  ))|"  # srun --label
+    r"[\w.\-]{1,40}-\d+ {0,8}[|:] ?|\d+\.\d+s\t\d+\t|\[\d+\]:? |\(\w+ pid=\d+[^)]*\) |"  # compose, Kaggle, Ray
+    r"\[?\d{4}-\d\d-\d\d[T ][\d:,.]+Z?\]? ?|[\d:,.]{8,} |"
     r"\[?(?:INFO|WARNING|ERROR|CRITICAL|DEBUG)\]?[:\s-]+|E {2,}|> |\| +)+"
 )
 _FRAME = re.compile(
@@ -22,6 +24,8 @@ _FRAME = re.compile(
 _RAISED = re.compile(
     r"^\s*(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Failure|Failed|Timeout))\b(?::\s*(?P<message>.*))?$"
 )
+_COMPOSED = re.compile(r"[\w.\-]{1,40}-\d+ {0,8}[|:] ")
+_RANK = re.compile(r"^\[?rank ?(\d+)\]?:|^(\d{1,4}): ", re.I)
 _ARROW = re.compile(r"^-+> ?\d* ?")
 
 
@@ -41,12 +45,15 @@ class Raised:
 def errors(reading: Reading) -> list[Raised]:
     """The exceptions of a text, in order. Of a chain, the one behind comes before the one that it led to."""
     found: list[Raised] = []
-    frames: list[list[str]] = []
+    held: dict[str, list[list[str]]] = {}
+    ranks = {n: "".join(g or "" for g in m.groups()) for n, line in reading.lines() if (m := _RANK.match(line))}
     rows = [
-        (n, PREFIX.sub("", line, count=1) if line[:1] in "[(0123456789IWECDrR>|" else line)
+        (n, PREFIX.sub("", line, count=1) if line[:1] in "[(0123456789IWECDrR>|" or _COMPOSED.match(line) else line)
         for n, line in reading.lines()
     ]
     for index, (number, line) in enumerate(rows):
+        rank = ranks.get(number, "")
+        frames = held.setdefault(rank, [])
         if frame := _FRAME.match(line):
             parts = [p for p in frame.groups() if p is not None]
             frames.append([parts[0].replace("\\", "/"), parts[1], ""])
@@ -55,12 +62,14 @@ def errors(reading: Reading) -> list[Raised]:
         elif frames and not frames[-1][2] and line[:4] == "    " and not line.lstrip().startswith(("^", "~", "File")):
             frames[-1][2] = line.strip()
         elif line.startswith(("Traceback (most recent", "During handling of", "The above exception was")):
-            frames = []
+            frames.clear()
         elif raised := _RAISED.match(line):
             kind = raised["kind"].rsplit(".", 1)[-1]
             if not frames and raised["message"] is None:
                 continue  # the name of a class alone, as at the top of a traceback in a notebook
-            following = list(_message(rows[index + 1 : index + 12]))
+            if not frames and rank and held.get(""):  # the error alone has the prefix
+                frames = held[""]
+            following = list(_message([r for r in rows[index + 1 : index + 12] if ranks.get(r[0], "") == rank]))
             message = "\n".join([raised["message"] or "", *following]).strip()
             found.append(
                 Raised(
@@ -68,7 +77,7 @@ def errors(reading: Reading) -> list[Raised]:
                     _went_on(reading, number),
                 )
             )  # fmt: skip
-            frames = []
+            frames.clear()
     return found[:20] + found[20:][-20:]
 
 

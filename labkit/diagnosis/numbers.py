@@ -19,8 +19,8 @@ from .settings import Settings
 # what there is to compare; sizes end with _bytes, shares and ratios are plain, "oom" alone tells that there was one
 NAMES = {
     "oom", "oom.phase", "oom.place", "oom.wanted_bytes", "oom.free_bytes", "oom.allocated_bytes", "oom.scattered_bytes",
-    "oom.scattered_share", "oom.scattered_covers", "oom.others_bytes", "oom.pools_bytes", "oom.allowed_bytes",
-    "oom.after_steps",
+    "oom.scattered_share", "oom.scattered_covers", "oom.others_bytes", "oom.others_share", "oom.pools_bytes",
+    "oom.allowed_bytes", "oom.after_steps",
     "oom.logits_tokens", "oom.scores_seq",
     "loss.bad", "loss.bad_share", "loss.zero_share", "grad_norm.bad", "grad_norm.bad_share",
     "scale.fell",
@@ -86,6 +86,8 @@ def _out_of_memory(numbers: Numbers, oom: OutOfMemory, settings: Settings) -> No
         put("oom.scattered_share", oom.scattered / max(1, oom.scattered + oom.allocated))
         if oom.wanted:
             put("oom.scattered_covers", (oom.scattered + (oom.free or 0)) / oom.wanted)
+    if oom.others is not None and oom.total:
+        put("oom.others_share", oom.others / oom.total)
     if oom.wanted and oom.wanted > 64 * MiB:
         put("oom.logits_tokens", _logits_tokens(oom.wanted, settings))
         put("oom.scores_seq", _scores_seq(oom.wanted, settings))
@@ -131,7 +133,7 @@ def _series(numbers: Numbers, reading: Reading) -> None:
             numbers.put(f"{name}.bad", track.bad, track.first_bad, words)
             numbers.put(f"{name}.bad_share", track.bad / track.count, track.first_bad, words)
     loss = series.track("loss")
-    if loss.count >= 3:
+    if loss.count >= 3 and loss.values[0] != 0:  # some methods log a loss of 0 throughout
         numbers.put(
             "loss.zero_share",
             sum(v == 0 for v in loss.values) / max(1, len(loss.values)),

@@ -26,6 +26,7 @@ _PARTS = {
     "pools": rf"with {_SIZE} allocated in private pools",
     "allowed": rf"{_SIZE} allowed;",
 }
+_ALONE = "including non-pytorch memory, this process"
 _PROCESS = rf"(?<!this )process (\d+) has {_SIZE} memory in use"
 _SURE = (
     r"(?:torch|cuda|hip)(?:\.cuda)?\.?outofmemoryerror\b|(?:cuda|hip) out of memory\. ?tried|cuda out of memory\."
@@ -38,8 +39,8 @@ _HYPOTHETICAL = re.compile(
     r"|might (?:cause|lead|run)|could (?:cause|lead|run)|except |catch|raise |import |retry|recover|skipp|handled|#.*out of mem|should not"
 )
 PHASES = {  # asked in this order of all frames, outermost first
-    "evaluation": r":(?:evaluation_loop|prediction_loop|prediction_step|evaluate|predict|validate|validation_step|nested_concat|nested_detach|nested_gather|_nested_gather|eval_step|evaluation_step|run_validation|eval_model|estimate_loss|validation_epoch\w*|run_eval\w*|test_epoch|do_eval\w*|compute_metrics|gather_for_metrics|preprocess_logits_for_metrics)\b|:(?:trainer\.)?evaluat\w*:|:eval\w*:",
-    "generation": r":(?:generate|_sample|sample|greedy_search|_greedy_search|beam_search|_beam_search|_prefill|contrastive_search)\b",
+    "evaluation": r":(?:evaluation_loop|prediction_loop|prediction_step|evaluate|predict|validate|validation_step|nested_concat|nested_detach|nested_gather|_nested_gather|eval_step|evaluation_step|run_validation|eval_model|estimate_loss|validation_epoch\w*|run_eval\w*|test_epoch|do_eval\w*|compute_metrics|gather_for_metrics|preprocess_logits_for_metrics)(?=:)|:(?:trainer\.)?evaluat\w*:|:eval\w*:|:_?(?:on_)?(?:validation|evaluation|test)_epoch\w*:|:(?:test|validate_\w+|run_test)(?=:)|loops/evaluation_loop\.py",
+    "generation": r":(?:generate|_sample|sample|greedy_search|_greedy_search|beam_search|_beam_search|_prefill|contrastive_search)(?=:)|generation/utils\.py",
     "loading": r":(?:from_pretrained|load_state_dict|_load_state_dict_into\w*|_load_pretrained_model|set_module_tensor_to_device|dispatch_model|load_checkpoint_\w+|_move_model_to_device|materialize\w*|init_empty_weights|_materialize_copy|caching_allocator_warmup)\b|core_model_loading|:torch\.load|serialization\.py",
     "ddp": r"parallel/distributed\.py:(?:__init__|_ddp_init_helper|_sync_module_states|_build_\w+)|:_ddp_init_helper|:_broadcast_coalesced|:_sync_module_states|sync_module_states",
     "gather": r"parallel/(?:data_parallel|scatter_gather|comm|_functions)\.py:(?:gather|replicate|forward|broadcast|scatter)|:gather\b.*comm|:replicate",
@@ -105,6 +106,8 @@ def find(reading: Reading, raised: list[Raised]) -> OutOfMemory | None:
         start = min(100, match.start())
         about = _parts(message[start:] if "tried to allocate" in message[start:] else message)
         low = quote.lower()
+        if low.startswith("search for `cuda"):
+            continue
         if about.get("wanted") is None and _HYPOTHETICAL.search(low) and not low.startswith(("runtimeerror", "torch.")):
             continue
         error = next((e for e in raised if e.line == number), None) or _holding(raised, number)
@@ -140,6 +143,12 @@ def _others(found: dict[str, int | None], message: str, reserved: int | None) ->
     """What other processes hold: as the message lists them, else what is neither free nor this process's."""
     listed = [_bytes(size) for _, size in compiled(_PROCESS).findall(message)]
     total, free, mine = found["total"], found["free"], found["in_use"]
+    if (
+        mine is None and len(listed) == 1 and found["allocated"] is not None
+    ):  # in a container its own number is not known
+        held = found["allocated"] + (found["scattered"] or 0)
+        if held <= listed[0] <= held + 1600 * MiB:
+            return 0
     if listed:
         return sum(listed)
     if total is None or free is None:
@@ -163,6 +172,14 @@ def where(frames: tuple[str, ...]) -> tuple[str, str]:
         return "", ""
     joined = "\n".join(frames)
     phase = next((name for name, pattern in PHASES.items() if compiled(pattern).search(joined)), "")
+    if phase == "evaluation" and compiled(PHASES["generation"]).search(joined):
+        phase = "generation"
+    if compiled(r":_load_optimizer_and_scheduler:").search(joined):
+        phase = "optimizer"
+    if compiled(
+        r":_?(?:full_)?state_dict\w*:|_state_dict_utils\.py:|:(?:save_checkpoint|_save_checkpoint|save_model|save_pretrained)(?=:)"
+    ).search(joined):
+        phase = "saving"
     place = ""
     for frame in reversed(frames[-6:]):
         place = next((name for name, pattern in PLACES.items() if compiled(pattern).search(frame)), "")

@@ -13,7 +13,7 @@ from .rule import compiled
 
 _DENIED = re.compile(
     r"(?:\bno\b|\bnot\b|\bnever\b|\bwithout\b|\bzero\b|n['’]t\b|\bavoid(?:s|ed|ing)?|\bprevent(?:s|ed|ing)?|\binstead of|\bnor\b|\bany\b|"
-    r"\bno longer|\bstopped|\bfixes|\bsolves|\bcures|\bagainst|\bdetected 0|\bfree of|\bif you (?:\w+ ){0,2}|\bin case of|\bin the event of)[\s\w,'\"()/-]{0,24}$|(?<!gpu )(?<!card )(?<!rank )(?<!cuda:)\b0\s*$"
+    r"\bno longer|\bstopped|\bfixes|\bsolves|\bcures|\bagainst|\bdetected 0|\bfree of|\bif (?:you|your|the|it|a) (?:\w+ ){0,3}|\bin case of|\bin the event of)[\s\w,'\"()/-]{0,24}$|(?<!gpu )(?<!card )(?<!rank )(?<!cuda:)\b0\s*$"
 )
 _ASKED = re.compile(r"\bhow\b|\?|can(?:not|['’]t)|still|unable")
 SOLVED = re.compile(

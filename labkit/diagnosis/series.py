@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 from ..units import KiB
 
-_NUMBER = r"(nan|-?inf|[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?)"
-_END = r"(?![\w.])"
+_NUMBER = r"(nan(?=\.0\b)|-?inf(?=\.0\b)|nan|-?inf|[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?)"
+_END = r"(?:(?<=nan)\.0|(?<=inf)\.0)?(?![\w.])"
 _SIZE = r"(\d+(?:\.\d+)?) ?(gib|gb|mib|mb)\b"
 PATTERNS: dict[str, re.Pattern[str]] = {
     name: re.compile(pattern)  # over lower-case lines
     for name, pattern in {
-        "loss": rf"(?<![a-z_/])(?<!eval )(?<!val )(?:train(?:ing)?[_ /]?)?loss['\"]?\s{{0,4}}[:= ]\s{{0,4}}['\"]?(?:tensor\()?{_NUMBER}{_END}",
+        "loss": rf"(?<![a-z_/])(?<!eval )(?<!val )(?<!best )(?:train(?:ing)?[_ /]?)?loss['\"]?\s{{0,4}}[:= ]\s{{0,4}}['\"]?(?:tensor\()?{_NUMBER}{_END}",
         "grad_norm": rf"grad(?:ient)?[_ ]?norm['\"]?\s{{0,4}}[:= ]\s{{0,4}}['\"]?{_NUMBER}{_END}",
         "scale": rf"(?:loss[_ ]?scale|grad[_ ]?scale|scaler?)['\"]?\s{{0,4}}[:= ]\s{{0,4}}{_NUMBER}{_END}",
         "memory": rf"(?:memory|mem|allocated|vram|max_mem)\w*(?:[^\d\n]{{0,24}}?){_SIZE}",
@@ -96,6 +96,8 @@ class Series:
         for name, hints in _HINTS.items():
             if not any(hint in low for hint in hints):
                 continue
+            if name == "memory" and "tried to allocate" in low:
+                continue
             match = PATTERNS[name].search(low)
             if match:
                 self._take(name, number, match)
@@ -107,7 +109,7 @@ class Series:
         if name == "memory":
             value = nbytes(found[0], found[1])
         elif name == "mfu":
-            value = float(found[0]) if found[1:] and found[1] else float(found[0]) * 100
+            value = float(found[0]) if found[1:] and found[1] else float(found[0]) * (100 if float(found[0]) < 3 else 1)
         elif name in ("data_seconds", "whole_seconds"):
             value = float(found[0]) / (1000 if found[1:] == ["ms"] else 1)
         elif name == "step_seconds":

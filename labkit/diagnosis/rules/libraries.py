@@ -71,7 +71,7 @@ RULES = (
         "bitsandbytes-library", "quantisation",
         "bitsandbytes found no compiled library for this CUDA version, or loaded the one without CUDA",
         clues=(
-            Says(r"cuda setup failed|libbitsandbytes_cpu\.so|undefined symbol: c(?:get_|adam|quant)\w*|could not find the bitsandbytes cuda binary|compiled without gpu support|bitsandbytes[^\n]{0,60}(?:not compiled|without cuda|failed to load|no cuda)|configured cuda binary not found|required library version not found: libbitsandbytes|'nonetype' object has no attribute '(?:cget_|cquant|cadam|cdequant)\w*'|libcusparse\.so|libcudart\.so[^\n]{0,60}(?:not found|cannot open)|no gpu detected!? (?:check|bitsandbytes)", 1.2),
+            Says(r"cuda setup failed|libbitsandbytes_cpu\.so|undefined symbol: c(?:get_|adam|quant)\w*|could not find the bitsandbytes cuda binary|compiled without gpu support|bitsandbytes[^\n]{0,60}(?:not compiled|without cuda|failed to load|no cuda)|configured cuda binary not found|required library version not found: libbitsandbytes|'nonetype' object has no attribute '(?:cget_|cquant|cadam|cdequant)\w*'|libcusparse\.so|libcudart\.so[^\n]{0,60}(?:not found|cannot open)|no gpu detected!? (?:check|bitsandbytes)|native (?:library functionality but it.s not available|code method attempted to call)|cuda version mismatch", 1.2),
             Frame(r"bitsandbytes/cextension|bitsandbytes/cuda_setup", 0.6),
             Says(r"bitsandbytes", 0.1),
         ),
@@ -93,7 +93,7 @@ RULES = (
     Rule(
         "driver-too-old", "environment",
         "the driver does not carry the CUDA version that this torch was built with, or torch was built without CUDA",
-        clues=(Says(r"nvidia driver on your system is too old|cuda driver version is insufficient|torch not compiled with cuda enabled|found no nvidia driver on your system|cuda unknown error - this may be due to an incorrectly set up|no cuda gpus are available|attempting to deserialize object on a cuda device but torch\.cuda\.is_available\(\) is false|driver/library version mismatch|forward compatibility was attempted on non supported hw", 1.2),),
+        clues=(Says(r"nvidia driver on your system is too old|cuda driver version is insufficient|torch not compiled with cuda enabled|found no nvidia driver on your system|cuda unknown error - this may be due to an incorrectly set up|no cuda gpus are available|no gpu found\. a gpu is needed|attempting to deserialize object on a cuda device but torch\.cuda\.is_available\(\) is false|driver/library version mismatch|forward compatibility was attempted on non supported hw", 1.2),),
         changes=(Change("`labkit doctor` compares driver, toolkit and torch and names the wheel that fits", "labkit doctor"), Change("update the driver (CUDA 13 wheels need 580), or take a torch for the driver that is there", "pip install torch --index-url https://download.pytorch.org/whl/cu126")),
         lesson="00", source="NVIDIA, CUDA compatibility", base=0.3,
     ),
@@ -108,8 +108,8 @@ RULES = (
         "host-killed", "host",
         "the host ran out of memory and the system ended the process: no Python error, exit code 137 or -9",
         clues=(
-            Says(r"^ ?(?:\d+ )?killed *$|exit(?:ed)? (?:with )?(?:code |status |exitcode ?:? ?)+(?:137|-9)\b|exitcode ?: ?-9|\bsigkill\b|signal 9\b|\(signal: ?9\)|oom[ _-]?kill\w*|out of memory: killed process|died with <signals\.sigkill|\bkilled +(?:python|torchrun|accelerate)|^[^\n]{0,80}line \d+: +\d+ killed|pid (?:\d+ )?\(?[^\n]{0,20}was terminated by signal 9|your session crashed after using all available ram", 1.1, but=r"worker\(?s? \(pid"),
-            Told(("killed", "host memory"), 1.1), Told(("killed", "offload"), 0.8), Told(("host memory", "oom"), 1.0, without=("driver view", "evaluation", "shared memory")), Told(("killed",), 0.8), Told(("host memory", "memory grows"), 0.9),
+            Says(r"^ ?(?:\d+ )?killed *$|exit(?:ed)? (?:with )?(?:code |status |exitcode ?:? ?)+(?:137|-9)\b|exitcode ?: ?-9|return ?code ?[=:]? ?-9\b|\(sigkill\) received by pid|worker \(pid[^)]*\) is killed by signal: killed|paging file is too small|error code: <1455>|signal 9\b|\(signal: ?9\)|oom[ _-]?kill\w*|out of memory: killed process|died with <signals\.sigkill|\bkilled +(?:python|torchrun|accelerate)|^[^\n]{0,80}line \d+: +\d+ killed|pid (?:\d+ )?\(?[^\n]{0,20}was terminated by signal 9|your session crashed after using all available ram", 1.1, but=r"\bif |see docs|forcefully exiting via"),
+            Told(("killed", "host memory"), 1.1), Told(("killed", "offload"), 0.8), Told(("host memory", "oom"), 1.0, without=("driver view", "evaluation", "shared memory")), Told(("killed",), 0.6), Told(("host memory", "memory grows"), 0.9),
             Says(r"defaultcpuallocator:? (?:can.t allocate|not enough) memory|cannot allocate memory|unable to allocate [\d.]+ [gm]ib for an array|\bmemoryerror\b", 1.2),
         ),
         unless=(Number("oom", "=", True), Says(r"killed by user|keyboardinterrupt"), Told(("killed", "evaluation"))),
@@ -123,7 +123,7 @@ RULES = (
     Rule(
         "shm", "host",
         "/dev/shm is too small (64 MB in a container by default) for the batches that DataLoader workers hand over",
-        clues=(Says(r"dataloader worker \(pid[^)]*\) is killed by signal: bus error|insufficient shared memory|bus error[^\n]{0,60}shm|no space left on device[^\n]{0,80}(?:/dev/shm|torch_|shm)|unable to (?:open|write|mmap)[^\n]{0,30}shared memory|could not allocate shared memory|error while creating shared memory", 1.2), Says(r"dataloader worker \(pid\(?s?\)?[^\n]{0,40}(?:exited unexpectedly|killed by signal)", 1.0)),
+        clues=(Says(r"dataloader worker \(pid[^)]*\) is killed by signal: bus error|insufficient shared memory|bus error[^\n]{0,60}shm|no space left on device[^\n]{0,80}(?:/dev/shm|torch_|shm)|unable to (?:open|write|mmap)[^\n]{0,30}shared memory|could not allocate shared memory|unable to write to file </torch_|error while creating shared memory", 1.2), Says(r"dataloader worker \(pid\(?s?\)?[^\n]{0,40}(?:exited unexpectedly|killed by signal: (?!killed))", 1.0)),
         changes=(Change("give the container more", "docker run --shm-size=8g ...   # or --ipc=host"), Change("or hand over by files, or use fewer workers", "torch.multiprocessing.set_sharing_strategy('file_system'); num_workers=0"), Change("see its size", "labkit doctor; df -h /dev/shm")),
         lesson="09", source="PyTorch, multiprocessing notes", base=0.4,
     ),
@@ -137,7 +137,7 @@ RULES = (
     Rule(
         "pinned-limit", "host",
         "the system refuses to pin so much memory of the host",
-        clues=(Says(r"cudahostalloc|cudahostregister|pin_?memory[^\n]{0,80}(?:fail\w*|out of memory|error|cannot)|cannot pin|os call failed or operation not supported on this os", 0.7), Says(r"memlock|ulimit -l|max locked memory", 0.4), Frame(r"pin_memory", 0.5), Number("oom", "=", True, 0.3), Says(r"caching ?host ?allocator|cuda error: (?:out of memory|invalid argument)[\s\S]{0,600}pin_memory", 0.5)),
+        clues=(Says(r"cudahostalloc|cudahostregister|pin_?memory[^\n]{0,80}(?:fail\w*|out of memory|error|cannot)|cannot pin|os call failed or operation not supported on this os", 0.7), Says(r"memlock|ulimit -l|max locked memory", 0.4), Frame(r"pin_memory", 0.5), Number("oom", "=", True, 0.3), Says(r"in pin memory thread[\s\S]{0,1200}cuda error: (?:out of memory|invalid argument)|caching ?host ?allocator|cuda error: (?:out of memory|invalid argument)[\s\S]{0,600}pin_memory", 0.5)),
         needs=(Says(r"pin|hostalloc|hostregister|memlock|locked memory", 0.0),),
         changes=(Change("allow more locked memory, or pin less", "ulimit -l unlimited   # docker: --ulimit memlock=-1; WSL: a smaller offload"), Change("no pinning in the loader", "DataLoader(pin_memory=False)")),
         lesson="05", source="CUDA runtime, cudaHostAlloc", base=0.2,

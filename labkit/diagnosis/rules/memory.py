@@ -37,7 +37,7 @@ RULES = (
         "other-process", "memory",
         "another process holds most of the card: a notebook that still runs, a run that was not ended, a desktop or another user",
         needs=(Number("oom", "=", True, 0.3),),
-        unless=(Number("oom.allowed_bytes", ">", 0),),
+        unless=(Number("oom.allowed_bytes", ">", 0), Number("oom.others_share", "<", 0.2)),
         clues=(
             Number("oom.others_bytes", ">=", 1 << 30, 0.9, "others hold {value}"),
             Number("oom.others_bytes", ">=", 4 << 30, 0.3, "others hold {value}"),
@@ -63,6 +63,7 @@ RULES = (
         "evaluation keeps the logits of every batch until the end: batch x tokens x vocabulary values for the whole set",
         clues=(
             Number("oom.phase", "=", "evaluation", 1.0, "it came during evaluation"),
+            Frame(r"\.append\(.*(?:logits|hidden_states|outputs?|preds?)\b|torch\.cat\(.*(?:logits|preds?|outputs?)\b|:(?:all_|val_|test_)\w*\.append\(", 1.1),
             Frame(r"nested_concat|nested_gather|gather_for_metrics|_pad_across_processes|torch_pad_and_concat|preds_host|all_preds", 0.6),
             Told(("oom", "evaluation"), 1.1, without=()),
             Told(("memory grows", "evaluation"), 1.1),
@@ -71,10 +72,10 @@ RULES = (
         ),
         unless=(Setting("loss_only", "=", True), Number("oom.phase", "in", ("optimizer", "loading", "ddp", "generation"))),
         changes=(
+            Change("in a loop of your own: no graph, and numbers (or tensors on the host) instead of outputs on the card", "with torch.no_grad(): total += model(**batch).loss.item()"),
             Change("keep only what the metric needs of each batch", "Trainer(..., preprocess_logits_for_metrics=lambda logits, labels: logits.argmax(-1))"),
             Change("keep the loss alone", "TrainingArguments(prediction_loss_only=True)", unless=(Setting("loss_only", "=", True),)),
             Change("move what is kept to the host every few batches, and use a smaller evaluation batch", "TrainingArguments(eval_accumulation_steps=8, per_device_eval_batch_size=4)"),
-            Change("in a loop of your own: no graph, and numbers instead of tensors", "with torch.no_grad(): total += model(**batch).loss.item()"),
         ),
         lesson="01", source="transformers#8476, #15466", base=0.5,
     ),
@@ -103,7 +104,7 @@ RULES = (
         clues=(
             Number("oom.place", "=", "loss", 0.9, "it came in the loss head"),
             Number("held.logits_share", ">=", 0.3, 0.9, "logits and loss are {value} of what is alive"),
-            Number("oom.logits_tokens", ">", 0, 0.7, "what was wanted is one copy of the logits of {value} tokens"),
+            Number("oom.logits_tokens", ">", 0, 0.6, "what was wanted is one copy of the logits of {value} tokens"),
             Frame(r"cross_entropy|forcausallmloss|log_softmax|lm_head|logits\.float|shift_logits", 0.4),
         ),
         unless=(Number("oom.phase", "in", ("evaluation", "optimizer", "loading", "ddp", "generation", "gather")), Setting("loss", "=", "chunked")),
@@ -184,7 +185,7 @@ RULES = (
             Number("oom.phase", "in", ("forward", "backward"), 0.1, "it came in {value}"),
             Number("oom.place", "in", ("mlp", "checkpoint"), 0.1),
         ),
-        unless=(Number("oom.phase", "in", ("evaluation", "optimizer", "loading", "moving", "ddp", "gather", "generation")),),
+        unless=(Number("oom.phase", "in", ("evaluation", "optimizer", "loading", "moving", "ddp", "gather", "generation", "saving")),),
         changes=FEWER,
         lesson="03", source="about 34 x width bytes a token and block",
     ),
@@ -215,12 +216,12 @@ RULES = (
         "lengths vary, and now and then a batch is much longer than the others: it decides the peak",
         needs=(Number("oom", "=", True, 0.4),),
         clues=(
-            Number("oom.after_steps", ">=", 20, 0.4, "{value} steps had gone well"),
+            Number("oom.after_steps", ">=", 20, 0.6, "{value} steps had gone well"),
             Number("oom.phase", "in", ("forward", "backward"), 0.1),
             Topic("over time", 0.05),
             Says(r"dynamic padding|padding=(?:true|'longest'|\"longest\")|datacollatorwithpadding|variable[- ]length|pad to the longest|longest (?:sample|sequence) in", 0.4),
         ),
-        unless=(Number("memory.growth", ">=", 1.15), Number("oom.phase", "in", ("evaluation", "generation", "optimizer"))),
+        unless=(Number("memory.growth", ">=", 1.15), Number("oom.phase", "in", ("saving", "evaluation", "generation", "optimizer"))),
         changes=(
             Change("cut at a length that few texts exceed, and run the longest batch first to see whether it fits", "tokenizer(..., truncation=True, max_length=512)"),
             Change("batches with a fixed number of tokens instead of texts", "labkit.batching.LengthBatches(...)"),
@@ -237,6 +238,7 @@ RULES = (
             Told(("memory grows", "over time"), 1.1, without=("evaluation",)),
             Told(("memory grows",), 0.8, without=("evaluation",)),
             Says(r"(?:total|running|epoch|train|sum|cum|avg|tr|mean|accum)\w*_?loss\w* \+= (?:\w+\.)?loss\b(?!\.(?:item|detach))|loss\w*\.append\((?:\w+\.)?loss\)|\.append\((?:outputs?|logits)\)", 0.6),
+            Frame(r"\.append\(.*\bloss\)?$|loss\w* \+= .*loss\)?$", 1.0),
             Says(r"retain_graph ?= ?true", 0.4),
             Number("oom.after_steps", ">=", 50, 0.3, "{value} steps had gone well"),
             Topic("oom", 0.1),
@@ -254,7 +256,7 @@ RULES = (
         needs=(Number("oom.allowed_bytes", ">", 0, 1.0, "this process may hold {value}"),),
         clues=(),
         changes=(Change("raise the limit, or make the step smaller", "torch.cuda.set_per_process_memory_fraction(1.0)   # lessons: LABKIT_BUDGET"), *FEWER[:3]),
-        lesson="01", source="PyTorch, torch.cuda.set_per_process_memory_fraction", base=0.15,
+        lesson="01", source="PyTorch, torch.cuda.set_per_process_memory_fraction", base=0.05,
     ),
     Rule(
         "graph-pools", "compile",

@@ -91,13 +91,23 @@ RULES = (
         "flash-refused", "attention",
         "FlashAttention-2 needs sm_80 or newer and 16-bit inputs; here one of the two is missing",
         clues=(
-            Says(r"flash ?attention(?:-?2)? only supports? (?:ampere|fp16|bf16|gpus?|the)|flashattention only support|flash attention[^.\n]{0,50}(?:requires?|needs?)[^.\n]{0,30}(?:ampere|sm_?80|compute capability)|requires device with capability (?:>|>=) \(8|no available kernel\. aborting execution|flash attention (?:only )?(?:supports|requires) (?:fp16|bf16|half)|flash_attn[^.\n]{0,60}not (?:supported|installed)|expected (?:query|q)[^.\n]{0,60}(?:half|bfloat16)[^.\n]{0,40}flash", 1.2),
+            Says(r"flash ?attention(?:-?2)? only supports? (?:ampere|fp16|bf16|gpus?|the)|flashattention only support|flash attention[^.\n]{0,50}(?:requires?|needs?)[^.\n]{0,30}(?:ampere|sm_?80|compute capability)|requires device with capability (?:>|>=) \(8|no available kernel\. aborting execution|flash attention (?:only )?(?:supports|requires) (?:fp16|bf16|half)|flash_attn[^.\n]{0,60}not supported|expected (?:query|q)[^.\n]{0,60}(?:half|bfloat16)[^.\n]{0,40}flash", 1.2),
         ),
         changes=(
             Change("let PyTorch choose a kernel that this card has", "attn_implementation='sdpa'"),
             Change("give it 16-bit tensors", "with torch.autocast('cuda', torch.float16): ..."),
         ),
         lesson="06", source="flash-attn README; torch sdp_utils.cpp", base=0.3,
+    ),
+    Rule(
+        "flash-missing", "attention",
+        "the package flash_attn, which was asked for, is not installed here",
+        clues=(Says(r"flash_attn[^.\n]{0,60}not (?:be )?installed|flash ?attention ?2? is not (?:installed|available)", 1.3),),
+        changes=(
+            Change("let PyTorch's own fused attention do it: the same kernel on sm_80 and newer, nothing to install", "attn_implementation='sdpa'"),
+            Change("or install the package (it compiles for long where no wheel fits)", "pip install flash-attn --no-build-isolation"),
+        ),
+        lesson="06", source="transformers modeling_utils; flash-attn README", base=0.3,
     ),
     Rule(
         "dtypes-mixed", "dtype",
@@ -128,13 +138,14 @@ RULES = (
             Number("grad_norm.bad", ">=", 3, 0.5, "the log has {value} gradient norms that are no number"),
             Number("loss.zero_share", ">=", 0.3, 0.3, "{value} of the losses are exactly 0"),
             Setting("precision", "in", ("amp-fp16", "fp16"), 0.5),
-            Topic("fp16", 0.4),
+            Topic("fp16", 0.4), Says(r"16[- ]?bit automatic mixed", 0.4),
             Number("scale.fell", ">=", 64, 0.8, "the loss scale fell by a factor of {value}"),
             Says(r"current loss scale already at minimum|minimum loss scale reached|loss scale (?:is )?(?:too small|at minimum)|cannot decrease scale any ?more", 1.2),
             Says(r"gradient overflow\. ? ?skipping step|overflow! rank \d+ skipping step|skipping (?:optimizer )?step[^.\n]{0,30}(?:overflow|inf|nan)", 0.5),
             Says(r"probability tensor contains either `?inf`?,? `?nan`?", 0.7),
         ),
-        unless=(Number("ratio.amp_memory", ">", 0), Setting("precision", "in", ("amp-bf16", "bf16", "fp32")), Number("oom", "=", True), Told(("bf16", "nan"), 0, without=("fp16",))),
+        needs=(Says(r"fp16|float ?16|\bhalf\b|\bamp\b|16[- ]?bit|16-mixed|gradscaler|(?:loss|grad)[ _]?scale|autocast|mixed precision|overflow|inf`?,? `?nan", 0.0),),
+        unless=(Number("ratio.amp_memory", ">", 0), Says(r"\bpassed\b *\["), Setting("precision", "in", ("amp-bf16", "bf16", "fp32")), Number("oom", "=", True), Told(("bf16", "nan"), 0, without=("fp16",))),
         changes=(
             Change("find the layers first: gradient norms and largest activations", "labkit.monitors.gradient_norms(model); torch.autograd.set_detect_anomaly(True) for one step"),
             Change("bf16, where the card has it: the range of fp32, no scaler", "TrainingArguments(bf16=True, fp16=False)", unless=(Setting("capability", "<", 80), Topic("turing"))),

@@ -17,7 +17,7 @@ RULES = (
             Says(r"this dataloader will create \d+ worker processes in total", 0.2),
             Says(r"data(?:_|\s)?(?:time|loading|load|wait)\w*[ :=(]{1,3}(?:[\d.]+ ?(?:s|ms)[^\n]{0,20})?(?:of|/|out of|most)|(?:most|half|majority|\d\d ?%) of (?:the |each |every |its )?(?:time|step|iteration|epoch)[^.\n]{0,60}(?:loader|loading|tokeni|data|next\(|collat|disk|__getitem__|cpu|enumerate)|enumerate\(dataloader\)#|_singleprocessdataloaderiter\.__next__[^\n]*(?:[5-9]\d\.\d+%)", 0.9),
         ),
-        unless=(Number("oom", "=", True), Number("error.kind", "!=", "none"), Number("utilisation.median", ">=", 80), Number("utilisation.median", "<", 1), Told(("int8", "slow"))),
+        unless=(Number("oom", "=", True), Number("error.kind", "!=", "none"), Number("utilisation.median", ">=", 80), Number("utilisation.median", "<", 5), Told(("int8", "slow"))),
         changes=(
             Change("workers that prepare ahead, and pinned memory", "DataLoader(..., num_workers=4, pin_memory=True, persistent_workers=True, prefetch_factor=4)   # Trainer: dataloader_num_workers=4"),
             Change("tokenise once, before training, and store it", "dataset.map(tokenize, batched=True, num_proc=4)"),
@@ -33,6 +33,7 @@ RULES = (
             Number("ratio.compile_speed", "<=", 1.05, 1.0, "compiled it runs at {value} times the eager speed"),
             Says(r"(?:config\.)?(?:recompile_limit|cache_size_limit)|(?:hit|reached|exceeded)[^.\n]{0,30}(?:recompile|cache size|recompilation) limit", 1.0),
             Says(r"graph break (?:in|from|at|due|because|reason)|graph_break_reason|graph breaks?: [1-9]", 0.6),
+            Says(r"\[__graph_breaks\] graph break", 0.4),
             Says(r"recompil\w+ (?:function|because|due|reason)|triggered by the following guard failure|guard fail", 0.6),
             Topic("compile", 0.0),
         ),
@@ -168,12 +169,23 @@ RULES = (
         lesson="11", source="PyTorch, DistributedDataParallel notes", base=0.2,
     ),
     Rule(
+        "ranks-share-a-card", "many cards",
+        "every process is on the first card: a rank other than 0 runs out of memory on GPU 0, beside the other ranks",
+        needs=(Number("oom", "=", True, 0.4),),
+        clues=(Says(r"\[?rank ?[1-9]\d*\]?:[^\n]{0,120}gpu 0 has a total capacity[^\n]{0,120}process \d+ has", 1.3),),
+        changes=(
+            Change("every process on its own card, before its first tensor", "torch.cuda.set_device(int(os.environ['LOCAL_RANK']))"),
+            Change("a checkpoint onto this process's card, not onto the one it was saved from", "torch.load(path, map_location=f'cuda:{local_rank}')"),
+        ),
+        lesson="11", source="PyTorch, DistributedDataParallel notes", base=0.5,
+    ),
+    Rule(
         "ddp-more-memory", "many cards",
         "each process of DDP holds the whole model, the optimizer and gradient buckets of the model's size; DataParallel had states on one card only",
         clues=(
             Told(("ddp", "oom"), 1.0, without=("evaluation",)), Told(("ddp", "more memory"), 1.0, without=("memory grows",)), Told(("ddp", "oom", "dp"), 1.4), Told(("ddp", "oom", "one card"), 1.3),
             Number("oom.phase", "=", "ddp", 1.1, "it came while DDP was set up"),
-            Frame(r"parallel/distributed\.py", 0.5), Number("oom", "=", True, 0.4), Number("ratio.ddp_memory", ">=", 1.08, 1.0, "DDP takes {value} times the memory"),
+            Frame(r"parallel/distributed\.py:(?:__init__|_ddp_init_helper|_sync)", 0.5), Number("oom", "=", True, 0.4), Number("ratio.ddp_memory", ">=", 1.08, 1.0, "DDP takes {value} times the memory"),
             Setting("parallel", "=", "ddp", 0.2), Says(r"\[rank ?\d\]|local_rank|torchrun|childfailederror", 0.1),
         ),
         unless=(Number("oom.phase", "in", ("evaluation", "optimizer", "generation")),),
