@@ -133,7 +133,8 @@ def costs(settings: dict[str, Any], arguments: argparse.Namespace) -> dict[str, 
     real = sum(int(batch[1].sum()) for batch in some) / sum(batch[0].numel() for batch in some)
     return {
         "status": "ok", "allocated_bytes": stats["allocated_bytes.all.peak"],
-        "reserved_bytes": stats["reserved_bytes.all.peak"], "epoch_seconds": seconds * every, "first_epoch_seconds": first_seconds * every,
+        "reserved_bytes": stats["reserved_bytes.all.peak"],
+        "epoch_seconds": seconds * every, "first_epoch_seconds": first_seconds * every,
         "passages": passages, "tokens_per_second": tokens / seconds, "real_tokens": real,
         "device_bytes": lab.machine.device_bytes(),
     }  # fmt: skip
