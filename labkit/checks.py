@@ -320,6 +320,12 @@ def _how_far(got: float, expected: float, has_unit: bool) -> str:
     return f"{size} {'large' if ratio > 1 else 'small'}."
 
 
+_KINDS = {
+    list: "a list", tuple: "a list", dict: "a dict", str: "a text", bool: "True or False", int: "a number",
+    float: "a number",
+}  # fmt: skip
+
+
 def _judge(one: Case, outcome: safely.Outcome, seconds: float) -> str | None:
     """What is wrong with one call, or None."""
     because = f" {one.because}" if one.because else ""
@@ -330,7 +336,8 @@ def _judge(one: Case, outcome: safely.Outcome, seconds: float) -> str | None:
     try:
         got = outcome.value if one.raw else safely.plain(outcome.value)
     except safely.NotPlain as reason:
-        return f"returns {reason}.{because}"
+        wanted = None if one.raw or callable(one.expect) else _KINDS.get(type(one.expect))
+        return f"returns {reason}{f'; {wanted} is asked for' if wanted else ''}.{because}"
     if callable(one.expect):
         verdict = safely.call(one.expect, got, seconds=seconds)
         if verdict.error or verdict.timed_out:
@@ -342,6 +349,9 @@ def _judge(one: Case, outcome: safely.Outcome, seconds: float) -> str | None:
         return None
     if got is None:
         return f"returns nothing: is there a `return`?{because}"
+    wanted = _KINDS.get(type(one.expect))
+    if wanted and _KINDS.get(type(got)) not in (None, wanted):
+        return f"returns {safely.shown(got)}; {wanted} is asked for.{because}"
     return f"returns {safely.shown(got)}.{because}"
 
 
