@@ -15,6 +15,7 @@ import inspect
 import math
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -377,7 +378,8 @@ for name, batches in epochs.items():
         cells = [f"{seconds:.2f} s", f"{every / seconds:,.0f}", f"{real / seconds:,.0f}"]
     else:
         cells = ["–", "–", "–"]
-    table.append((name, len(batches), f"{1 - sum(few) / computed:.1%}", *cells, known["label"]))
+    share = 1 - known.get("real", sum(few)) / known.get("computed", computed)
+    table.append((name, len(batches), f"{share:.1%}", *cells, known["label"]))
 lab.table(("way", "steps", "waste", "epoch", "tokens/s", "real tokens/s", "where from"), table)
 if rate:
     lab.plots.show(
@@ -394,8 +396,9 @@ lab.answer("times", measured=times, source="measured" if on_card else "reference
 
 # %% [markdown]
 # *What to see* (where a card has measured): the two bars of a way differ by its waste, and the bars of real tokens are
-# what trains. A batch of four short texts may also be too little work for a large card; compare it with the batches of
-# 4096 tokens.
+# what trains. Where steps with fewer tokens take as long, the host is the limit, and padding costs nothing there: a
+# batch of four short texts is too little work for a large card. Compare it with the batches of 4096 tokens. (Rows of
+# another card come from the texts of its own Python; the steps are counted here.)
 #
 # Does the width itself matter? Matrix units work in tiles of 8 or more. The step with 6 texts, at widths around 512:
 
@@ -427,12 +430,13 @@ width_rows = [
     for w in WIDTHS
 ]
 lab.table(
-    ("6 texts of", "multiple of", "µs a token", "where from"),
+    ("6 texts of", "multiple of (up to 64)", "µs a token", "spread", "where from"),
     [
         (
             str(w),
             str(math.gcd(w, 64)),
             "–" if r["value"] is None else f"{r['value']:.2f}",
+            "–" if r["value"] is None else f"{r['noise']:.0%}",
             r["label"],
         )
         for w, r in zip(WIDTHS, width_rows, strict=True)
@@ -443,18 +447,23 @@ if odd:
     gain, floor = odd / eight - 1, max(0.02, *(row["noise"] for row in width_rows))
     more = wasted["bucketed, multiple of 8"].computed / wasted["bucketed"].computed - 1
     said = f"an odd width takes {gain:+.1%} a token (noise {floor:.1%}); the multiple adds {more:.1%} padding"
-    better = gain > max(floor, more)
+    verdict = "holds" if gain > more else "does not hold"
+    if abs(gain) <= floor and floor > more:
+        verdict = "not measured here: the differences are within the noise"
 else:
-    said, better = "", False
-settle_by(
-    width_rows[0], key="eight", measured=said, verdict="holds" if better else "does not hold"
-)
+    said, verdict = "", "does not hold"
+settle_by(width_rows[0], key="eight", measured=said, verdict=verdict)
 if rate:
     alone = rate["dynamic"][1] / rate["to the maximum"][1]
-    said = f"real tokens/s: dynamic {alone:.1f} times, bucketed {times:.1f} times"
-    several = alone >= 2
-    verdict = "holds" if several else "holds when texts of like length share a batch"
-    verdict = verdict if times >= 2 else "does not hold"
+    filled = rate["bucketed, 4096 tokens"][1] / rate["to the maximum"][1]
+    said = f"real tokens/s: dynamic {alone:.1f} times, bucketed {times:.1f} times, to 4096 tokens {filled:.1f} times"
+    verdict = "does not hold"
+    if filled >= 2:
+        verdict = "holds when a batch has a fixed number of tokens"
+    if times >= 2:
+        verdict = "holds when texts of like length share a batch"
+    if alone >= 2:
+        verdict = "holds"
 else:
     said, verdict = "", "does not hold"
 settle_by(known, key="dynamic", measured=said, verdict=verdict)
@@ -470,9 +479,9 @@ settle_by(known, key="dynamic", measured=said, verdict=verdict)
 # waited += time.perf_counter() - asked
 # ```
 #
-# A loop that runs ahead of the card may wait for a batch while the card still works, so the second clock is the
-# card's: an event at the end of a step and one at the beginning of the next; the time between them is idle.
-# `stalls.StallMeter` keeps both.
+# A loop that runs ahead of the card may wait for a batch while the card still works, so the second clock is the card's:
+# an event at the end of a step and one at the beginning of the next; the time between them is the card's wait for a
+# batch. Gaps inside a step are not counted. `stalls.StallMeter` keeps both.
 #
 # Three datasets: *whole files* are read from disk and tokenised at every access, and then cut to 1024 tokens (what
 # `truncation=True` does); *cut first* tokenises only as much text as 1024 tokens need; the *cache* was tokenised once,
@@ -532,7 +541,7 @@ with lab.budget(BUDGET if on_card else None):
     for name, dataset in (("cut first", cut_first), ("cache", cache)):
         runs |= {(name, w): loop(dataset, w) for w in counts if w in (0, 2)}
 lab.table(
-    ("dataset", "workers", "waiting", "card idle", "a batch every", "first batch"),
+    ("dataset", "workers", "waiting", "idle between steps", "a batch every", "first batch"),
     [
         (
             name, workers, f"{r.waited:.0%}", "–" if r.idle is None else f"{r.idle:.0%}",
@@ -641,7 +650,7 @@ def percent(value):
 
 
 lab.table(
-    ("loop", "utilisation", "waits for the loader", "card idle", "where from"),
+    ("loop", "utilisation", "waits for the loader", "idle between steps", "where from"),
     [
         (n, percent(r["value"]), percent(r.get("waited")), percent(r.get("idle")), r["label"])
         for n, r in used.items()
@@ -653,13 +662,15 @@ others = [n for n, r in low.items() if r["stalled"] < 0.05]
 if not low:
     lab.settle("70 %", measured="no loop fell below 70 %", verdict="not measured here")
 else:
-    said = ", ".join(f"{n} {r['value']:.0%} (waits {r['stalled']:.0%})" for n, r in low.items())
+    said = ", ".join(
+        f"{n} {r['value']:.0%} (waits {percent(r.get('waited'))})" for n, r in low.items()
+    )
     verdict = "holds when the loop's own clock says so too" if others else "holds"
     settle_by(known, key="70 %", measured=f"below 70 %: {said}", verdict=verdict)
 
 # %% [markdown]
 # So a low utilisation is a question, and the loop's clock answers it: waiting for the loader, or not. The other way
-# round is no proof either: utilisation is high as soon as *some* kernel runs, however small.
+# round is no proof either: a high utilisation does not say how much each kernel did.
 #
 # ### Pinned memory
 #
@@ -718,10 +729,15 @@ if a_step["value"]:
         f"{n}: {part:.2%} of a {a_step['value'] / 1e3:.0f} ms step" for n, part in saved.items()
     )
     said += f"; pinning 64 MiB takes {pieces['64 MiB', 'pinning']['value'] / 1e3:.1f} ms"
-    large = saved["64 MiB"] > 0.01
-    verdict = (
-        "holds when a batch has megabytes, and a thread pins it" if large else "does not hold"
+    net = {  # with the call that pins, when nothing hides it
+        n: pieces[n, False]["value"] - pieces[n, True]["value"] - pieces[n, "pinning"]["value"]
+        for n in SIZES
+    }
+    said += "; pinning included, it saves " + ", ".join(
+        f"{n}: {gain:,.0f} µs" for n, gain in net.items()
     )
+    large = saved["64 MiB"] > 0.01 and net["64 MiB"] > 0
+    verdict = "holds when a batch has many megabytes" if large else "does not hold"
     verdict = "holds" if saved["64 KiB"] > 0.01 else verdict
 else:
     said, verdict = "", "does not hold"
@@ -779,8 +795,9 @@ lab.settle(
 )
 
 # %% [markdown]
-# Padding is no work; reading and tokenising are. What belongs into the workers, or before the run into a cache, is
-# what takes milliseconds.
+# Padding is no work; reading and tokenising are. (Where the two loops differ by more than padding takes, their
+# difference is noise, or the transport of what the workers pass on.) What belongs into the workers, or before the run
+# into a cache, is what takes milliseconds.
 #
 # ### A trace, read to a fix
 #
@@ -937,17 +954,23 @@ else:
         f"{worse['label']}: {said}; beyond it {worse['values'][0]} with whole texts, {worse['values'][1]} with the cap"
     )
 lab.answer("cap-loss", measured=worse["value"], source="measured" if on_card else "reference")
-settle_by(
-    worse,
-    key="90th",
-    measured=said,
-    verdict="does not hold" if (worse["value"] or 0) > 0.02 else "holds",
-)
+if on_card:
+    close = beyond.overlaps(beyond_cap)
+elif worse["value"] is not None:  # "5.94 (5.87 to 6.01, 2 seeds)"
+    ends = [[float(x) for x in re.findall(r"[\d.]+", words)[1:3]] for words in worse["values"]]
+    close = ends[0][0] <= ends[1][1] and ends[1][0] <= ends[0][1]
+else:
+    close = True
+verdict = "does not hold" if (worse["value"] or 0) > 0.02 else "holds"
+if close:
+    verdict = "not measured here: the seeds differ by more than the cap does"
+settle_by(worse, key="90th", measured=said, verdict=verdict)
 
 # %% [markdown]
 # Beyond the cap the model has seen nothing: GPT-2 learns a vector for each position, and those never got a gradient.
-# A tenth of the texts is not a tenth of the tokens either. Where the end of a text does not matter (a class that its
-# first lines tell), a cap may be right; then the reason is the task, and not the percentile. Bucketing wastes less
+# Whether that shows in the loss depends on how much a model has learnt of those positions at all: compare the ranges
+# above. A tenth of the texts is not a tenth of the tokens either. Where the end of a text does not matter (a class that
+# its first lines tell), a cap may be right; then the reason is the task, and not the percentile. Bucketing wastes less
 # than the cap does, and cuts nothing.
 #
 # ## Account
@@ -965,7 +988,8 @@ settle_by(
 # | 0 | step + load |
 # | W | max(step, load / W) |
 #
-# So W = load / step, rounded up, is enough. The number of cores is not in this formula; it only bounds W.
+# So W = load / step, rounded up, is the least that can be enough. The number of cores is not in this formula; it only
+# bounds W.
 
 # %% name="account"
 ordered = sorted(lengths)
@@ -1006,13 +1030,14 @@ for w in counts:
 lab.table(("workers", "formula", source, "unexplained"), table)
 needed = max(1, math.ceil(load_seconds / step_seconds))
 print(
-    f"load {1e3 * load_seconds:.0f} ms, step {1e3 * step_seconds:.0f} ms: by the formula {needed} worker(s) are enough"
+    f"load {1e3 * load_seconds:.0f} ms, step {1e3 * step_seconds:.0f} ms: by the formula at least {needed} worker(s)"
     + (f", and there are {CORES} cores" if needed > CORES else "")
 )
 
 # %% [markdown]
 # What is unexplained: workers share the cores with the loop and with each other, and files differ, so that a worker
-# with a long one lets the others wait (batches come in order). Both need a little more than the formula says.
+# with a long one lets the others wait (batches come in order). Both need more than the formula says (row 0 fits by
+# construction). Start at the formula, and add workers until the stall is gone.
 #
 # ## Equivalence
 #
@@ -1326,9 +1351,8 @@ print(
     )
 )
 change = fed[-1].step_seconds / fed[0].step_seconds - 1
-print(
-    f"workers change the fed loop by {change:+.1%}; they do not help where the loader is no bottleneck"
-)
+helps = "as it should be" if change > -0.05 else "they should not: something else differs"
+print(f"workers change the time of a step in the fed loop by {change:+.1%}: {helps}")
 
 # %% [markdown]
 # ## Pitfalls
@@ -1435,9 +1459,9 @@ lab.check.number(
 # %% [markdown]
 # ## Exercise 2
 #
-# *12 min, medium.* Write `batches_of(lengths, most)`: put all texts into batches, lists of indices, so that no batch
-# computes more than `most` tokens, *padding included* (rows times the longest), every text is in exactly one batch, and
-# little is wasted. A text is never longer than `most`.
+# *12 min, medium.* Write `batches_of(lengths, most)`: put all texts into batches, so that no batch computes more than
+# `most` tokens, *padding included* (rows times the longest), into as few batches as that allows, with little padding.
+# Every text is in exactly one batch. Return a list of lists of indices. A text is never longer than `most`.
 #
 # <details><summary>Hint</summary>
 #
@@ -1470,7 +1494,7 @@ def small_texts(lengths, most, padding, worth=1.0):
         if not all(isinstance(i, int) and 0 <= i < len(lengths) for i in flat):
             return "these are no indices: a batch holds places in `lengths`, not lengths."
         if len(flat) != len(set(flat)):
-            return "a text is in two batches."
+            return "an index is in two batches. (Are these indices, places in `lengths`, and not lengths?)"
         if len(flat) < len(lengths):
             return f"{len(lengths) - len(flat)} of {len(lengths)} texts are in no batch: is the last batch there?"
         sizes = [len(b) * max(lengths[i] for i in b) for b in batches if b]
@@ -1549,19 +1573,20 @@ lab.check.words(
     "slow_why",
     slow_why,
     {
-        r"launch|python|host|overhead|processor|\bcpu\b|small kernel|tiny|too (small|few)|kernels": (
+        r"launch|python|host|overhead|processor|\bcpu\b|small kernel|tiny|short|too (small|few)|kernels": (
             "Why is the card of B idle, when no batch is late?"
         ),
-        r"(large|big|more|increas|rais|bigger).{0,40}(batch|text|row|sequence|token)|batch.{0,30}(large|big|increas)"
+        r"(large|big|more|several|increas|rais|bigger).{0,40}(batch|text|row|sequence|token)|batch.{0,30}(large|big|increas)"
         r"|compil|cuda graph|fus(e|ing)": "What keeps the card of B busy?",
-        r"padd|filler|not real|real token": "What does the card of C compute most of the time?",
-        r"bucket|pack|sort|similar|length|dynamic": "What makes C's tokens real ones?",
+        r"padd|\bfill|not real|real token": "What does the card of C compute most of the time?",
+        r"bucket|pack|sort|similar|length|dynamic|group|equal": "What makes C's tokens real ones?",
     },
     against={
         r"(more|add|increase).{0,20}workers? (would|will|does|do|can)? ?(help|cure|fix|speed)": (
             "Does anybody wait for the loader in B or C?"
         ),
         r"(do not|don't) know|no idea": "Say what you do know: what does the card do in B, and in C?",
+        r"do(es)?( not|n't)( all)? matter": "What then keeps the cards of B and C from doing useful work?",
     },
     points=2,
     least=15,
@@ -1570,7 +1595,7 @@ lab.check.words(
 # %% [markdown]
 # ## Take-away
 #
-# 1. Let the loop say whether it waits, before anything is changed. Workers needed = load / step, rounded up; a cache of
+# 1. Let the loop say whether it waits, before anything is changed. At least load / step workers are needed; a cache of
 #    tokens needs next to none. Padding takes microseconds.
 # 2. Texts of like length share a batch of a fixed number of tokens, or a row. Count real tokens per second. A cap cuts
 #    more than it seems to.
@@ -1581,6 +1606,6 @@ lab.check.words(
 
 # %% name="finish"
 lab.finish(
-    "Does the loop wait for the loader? Tokenise once, then as many workers as load / step. Then bucket by length to a "
+    "Does the loop wait for the loader? Tokenise once, then at least load / step workers. Then bucket by length to a "
     "fixed number of tokens, and count real tokens."
 )
