@@ -144,7 +144,8 @@ def turned_round(x: torch.Tensor, limit: float) -> torch.Tensor:
     [
         (as_it_was, 0, "the graph breaks"),
         (with_item, 0, "the graph breaks"),
-        (always, 1, "below the limit"),
+        (always, 1.2, "below the limit"),
+        (lambda x, limit: torch.where(x > limit, x * (limit / x.norm()), x), 1.6, "above the limit"),
         (never, 1, "above the limit"),
         (element_by_element, 1, "above the limit"),
         (turned_round, 0, "above the limit"),

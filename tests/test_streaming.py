@@ -103,6 +103,7 @@ def test_what_does_not_go_with_states_on_the_host(fields: dict[str, Any], says: 
         lab.Recipe.of(offload="states", **fields)
 
 
+@pytest.mark.slow
 def test_inputs_of_segments_wait_on_the_host_beside_compiled_blocks() -> None:
     """The hooks get each segment's input and nothing that is inside one."""
     fields = {"model": "gpt2", "batch": 6, "seq": 64, "checkpoint": 1, "dropout": 0.0, "loss": "in-place"}
