@@ -1,9 +1,10 @@
-"""Lesson 12's long measurements: the ablation of GPT-2 XL, trainings against fp32 AdamW, the case study, the orders.
+"""Lesson 12's ablation of GPT-2 XL, and what stands beside it, on a card; each configuration in a fresh process.
 
-    python bench/capstone.py measure --out rows.jsonl      # needs a card; each configuration in a fresh process
-    python bench/capstone.py train --out rows.jsonl        # on a processor with --small
+    python bench/capstone.py measure --out rows.jsonl
 
-Rows are those of the lesson's own ledger (kinds ``report`` and ``fact``), so that it finds them in data/reference/.
+Trainings against fp32 AdamW are in capstone_training.py, the case study in capstone_case.py, the orders in
+capstone_orders.py. Rows are those of the lesson's own ledger (kinds ``report`` and ``fact``), so that it finds them in
+data/reference/.
 """
 
 from __future__ import annotations

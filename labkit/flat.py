@@ -28,7 +28,7 @@ from .units import UserError
 class FlatSteps(GradientsOnHost):
     """An optimizer for weights whose states are on the card, that steps flat pieces.
 
-    groups, make, clip, most, window: as for `labkit.stepping.GradientsOnHost`, which it is.
+    groups, make, clip, most, window: as for `labkit.stepping.GradientsOnHost`, whose groups and pieces it uses.
     gradients_on_host: gradients wait on the host; else (usual) on the card, as parts of one flat tensor for each
     group. ``p.grad`` is then a part of it: `zero_grad` sets it to zero and never to None.
     """
@@ -99,7 +99,8 @@ class BlocksInBackward(InBackward):
         self._groups = [Group(group, make, most, wait_on=None) for group in chosen]
         torch.cuda.empty_cache()  # the places that the weights left are of other sizes than what comes next
         self._group_of = {p: group for group in self._groups for p in group.members}
-        self._there: dict[Group, tuple[torch.Tensor, set[Any]]] = {}  # gradients of blocks that are not complete
+        # of blocks that are not complete: the gradients, and the places of those that have not arrived
+        self._there: dict[Group, tuple[torch.Tensor, dict[torch.Tensor, torch.Tensor]]] = {}
         super().__init__((), make)
         self._listen(everything)
 
@@ -116,14 +117,14 @@ class BlocksInBackward(InBackward):
             return
         group = self._group_of[p]  # type: ignore[index]
         if group not in self._there:
-            self._there[group] = torch.zeros_like(group.flat), set()
-        buffer, members = self._there[group]
-        if p in members:
-            raise group.incomplete(len(members))
-        group.part_of(buffer, p).copy_(p.grad)
+            buffer = torch.zeros_like(group.flat)
+            self._there[group] = buffer, group.parts_of(buffer)
+        buffer, missing = self._there[group]
+        if p not in missing:
+            raise group.incomplete(len(group.members) - len(missing))
+        missing.pop(p).copy_(p.grad)
         p.grad = None
-        members.add(p)
-        if len(members) < len(group.members):
+        if missing:
             return
         del self._there[group]
         if self.scale is not None:

@@ -327,16 +327,13 @@ class Group:
             flat[start : start + p.numel()].view(p.shape) for start, p in zip(self._starts, self.members, strict=True)
         ]
 
-    def part_of(self, flat: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-        """The place of a member in a tensor of the group's size."""
-        place = next(n for n, member in enumerate(self.members) if member is p)
-        return self._parts(flat)[place]
+    def parts_of(self, flat: torch.Tensor) -> dict[torch.Tensor, torch.Tensor]:
+        """Each parameter with its place in a tensor of the group's size."""
+        return dict(zip(self.members, self._parts(flat), strict=True))
 
-    def buffer_parts(self) -> Iterable[tuple[torch.nn.Parameter, torch.Tensor]]:
+    def buffer_parts(self) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
         """Each parameter with the place of its gradient."""
-        if self.buffer is None:
-            return ()
-        return zip(self.members, self._parts(self.buffer), strict=True)
+        return () if self.buffer is None else self.parts_of(self.buffer).items()
 
     def complete(self, waiting: set[Any]) -> bool:
         """Whether all gradients are there; False where none is."""
